@@ -4,23 +4,25 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import cache, partial
 
 from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
+from prometheus_client import CollectorRegistry
 
 from api.cache import TtlCache
 from api.dashboard import cluster as cluster_pages
 from api.dashboard import incidents as incident_pages
 from api.dashboard import jobs as job_pages
 from api.dashboard import overview, settings, what_if
-from api.dashboard.pages import make_static
+from api.dashboard.pages import CachedFiles
 from api.idempotency import Idempotency
 from api.limits import BodyLimit, RateLimit
 from api.metrics import SystemMetrics
-from api.middleware import DisconnectCounts, Disconnects, SecurityHeaders
+from api.middleware import Disconnects, SecurityHeaders
 from api.oidc import make_verifier
 from api.parts import Parts
-from api.problems import install_openapi, install_problems
+from api.problems import describe, install_problems
 from api.routes import (
     admin,
     captures,
@@ -58,21 +60,20 @@ ROUTERS = (
     *(each.router for each in (captures, cluster, jobs)),
 )
 
-
 _PATIENCE_S = 1.0
 
 
 def install_protection(app: FastAPI, parts: Parts) -> None:
     """Add all middleware: the last that is added is met first."""
-    left = DisconnectCounts()
-    app.state.registries.append(left.registry)
+    disconnects = CollectorRegistry()
+    app.state.registries.append(disconnects)
     app.add_middleware(StoreSlots, settings=parts.settings)
     app.add_middleware(Idempotency)
     app.add_middleware(IncidentFastPath)
     app.add_middleware(IngestFastPath)
     app.add_middleware(BodyLimit, settings=parts.settings)
     app.add_middleware(RateLimit, settings=parts.settings, clock=parts.clock)
-    app.add_middleware(Disconnects, left=left)
+    app.add_middleware(Disconnects, registry=disconnects)
     app.add_middleware(SecurityHeaders, is_tls=parts.settings.api.tls_cert is not None)
 
 
@@ -124,7 +125,7 @@ def create_app(parts: Parts) -> FastAPI:
     app.state.parts = parts
     app.state.token_cache = TokenCache(parts.control, parts.clock)
     app.state.oidc = make_verifier(parts.settings.api, parts.clock)
-    app.state.check_ready = remember_check(lambda: _check_ready(parts), parts.clock)
+    app.state.check_ready = remember_check(partial(_check_ready, parts), parts.clock)
     metrics = SystemMetrics(parts)
     app.state.feed = ChangeFeed(
         parts.control,
@@ -141,8 +142,8 @@ def create_app(parts: Parts) -> FastAPI:
     app.state.operations = Operations(parts.clock)
     for router in ROUTERS:
         app.include_router(router)
-    app.mount("/static", make_static())
-    install_openapi(app)
+    app.mount("/static", CachedFiles(packages=[("api", "static")]))
+    app.openapi = cache(partial(describe, app))  # type: ignore[method-assign]  # FastAPI's own way of changing it
     return app
 
 

@@ -5,7 +5,7 @@ Every route has exactly one of Reader, Actor, Admin and Agent; tests/api/test_au
 
 import ipaddress
 from typing import Annotated
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 from fastapi import Depends, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
@@ -28,18 +28,12 @@ def check_origin(request: Request) -> None:
     A browser adds its cookie to what any page sends. Sec-Fetch-Site and Origin tell whose page it was; the browser
     sets them, and no page can change them.
     """
-    if request.method not in _SAFE and not is_same_origin(request):
-        raise NotAllowed("a session changes things only from our own pages", slug="other-origin", status=403)
-
-
-def is_same_origin(request: Request) -> bool:
-    """Return whether the browser says that one of our own pages asks; False where it says nothing."""
-    site = request.headers.get("Sec-Fetch-Site")
-    if site is not None:
-        return site == "same-origin"
+    site, host = request.headers.get("Sec-Fetch-Site"), request.headers.get("Host", "").lower()
     # The scheme is not compared: behind a proxy that ends TLS we see http where the browser saw https.
-    origin = _netloc(request.headers.get("Origin", ""))
-    return bool(origin) and origin == request.headers.get("Host", "").lower()
+    origin = _split(request.headers.get("Origin", "")).netloc.lower()
+    is_ours = site == "same-origin" if site is not None else bool(origin) and origin == host
+    if request.method not in _SAFE and not is_ours:
+        raise NotAllowed("a session changes things only from our own pages", slug="other-origin", status=403)
 
 
 def check_open_reads(request: Request, listen: str) -> None:
@@ -47,8 +41,9 @@ def check_open_reads(request: Request, listen: str) -> None:
 
     A page elsewhere can make its own name point to 127.0.0.1 and would then read what we answer (DNS rebinding).
     """
-    if is_loopback(split_listen(listen)[0]) and not is_loopback(_hostname(request)):
-        problem = f"reads are open at http://{listen} only, not under the name {_hostname(request)[:80]!r}"
+    asked = _split(f"//{request.headers.get('Host', '')}").hostname or ""
+    if is_loopback(split_listen(listen)[0]) and not is_loopback(asked):
+        problem = f"reads are open at http://{listen} only, not under the name {asked[:80]!r}"
         raise NotAllowed(problem, slug="other-host", status=401)
 
 
@@ -70,12 +65,6 @@ def is_page_visit(request: Request) -> bool:
     return wants_page and request.method == "GET" and "Authorization" not in request.headers
 
 
-def login_url(request: Request) -> str:
-    """Return the address of the login page, which leads back to what was asked for."""
-    asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-    return f"{LOGIN}?next={quote(asked, safe='')}"
-
-
 def safe_next(asked: str) -> str:
     """Return where to go after the login: a place of ours, never another site.
 
@@ -86,18 +75,12 @@ def safe_next(asked: str) -> str:
     return asked if is_ours else "/"
 
 
-def _netloc(origin: str) -> str:
+def _split(url: str) -> SplitResult:
+    """Return the parts of an address; all are empty for what is none."""
     try:
-        return urlsplit(origin).netloc.lower()
+        return urlsplit(url)
     except ValueError:
-        return ""
-
-
-def _hostname(request: Request) -> str:
-    try:
-        return urlsplit(f"//{request.headers.get('Host', '')}").hostname or ""
-    except ValueError:
-        return ""
+        return urlsplit("")
 
 
 SESSION_COOKIE = "lockstep_session"
@@ -137,7 +120,7 @@ async def admit_reader(request: Request) -> None:
     if token is None:
         await run_in_threadpool(require_reader, request)
     else:
-        _checked(token, "read")
+        check_scope(token, "read")
 
 
 def require_scraper(request: Request) -> None:
@@ -210,12 +193,15 @@ def _require(request: Request, wanted: Scope) -> Token:
             raise _no_token()
     except NotAllowed as refusal:
         if refusal.status == 401 and is_page_visit(request):
-            raise HTTPException(303, "log in first", {"Location": login_url(request)}) from refusal
+            asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+            login = f"{LOGIN}?next={quote(asked, safe='')}"  # which leads back to what was asked for
+            raise HTTPException(303, "log in first", {"Location": login}) from refusal
         raise
-    return _checked(caller, wanted)
+    return check_scope(caller, wanted)
 
 
-def _checked(token: Token, wanted: Scope) -> Token:
+def check_scope(token: Token, wanted: Scope) -> Token:
+    """Return the token, or raise NotAllowed where its scope does not allow what is wanted."""
     if not allows(token.scope, wanted):
         raise NotAllowed(
             f"a token of scope {token.scope} does not allow {_DOING[wanted]}", slug="wrong-scope", status=403
@@ -224,7 +210,7 @@ def _checked(token: Token, wanted: Scope) -> Token:
 
 
 def _checked_agent(token: Token | None) -> Token:
-    token = _checked(_known(token), "ingest")
+    token = check_scope(_known(token), "ingest")
     if not token.host:
         raise NotAllowed(f"token {token.id} is bound to no host", slug="wrong-scope", status=403)
     return token

@@ -64,12 +64,13 @@ def opened_api(
     with ExitStack() as stack:
         store = stack.enter_context(served_store(settings, clock))
         control = stack.enter_context(open_control(settings.control_url, keys=keys_of(settings)))
+        options = GatewayOptions(settings.gateway.segment_s, max_backlog_bytes=settings.gateway.max_backlog_mb << 20)
         parts = Parts(
             settings=settings,
             store=store,
             layout=layout_of(settings),
             control=control,
-            gateway=make_gateway(settings, store, clock),
+            gateway=Gateway(settings.state_dir / "gateway", store, clock, options),
             clock=clock,
             topology=topology or topology_of(settings, control),
             notice=notice,
@@ -104,13 +105,6 @@ def keys_of(settings: Settings) -> Keyring:
     """Return what seals secrets in the control database; a file that was named is not made: it may be mistyped."""
     named = settings.control.key_file
     return Keyring(named or settings.state_dir / "secrets.key", is_made=named is None)
-
-
-def make_gateway(settings: Settings, store: Store, clock: Clock) -> Gateway:
-    options = GatewayOptions(
-        segment_s=settings.gateway.segment_s, max_backlog_bytes=settings.gateway.max_backlog_mb << 20
-    )
-    return Gateway(settings.state_dir / "gateway", store, clock, options)
 
 
 def make_analyzer(

@@ -162,17 +162,11 @@ def _answer_again(earlier: Earlier, act: _Act, request: Request) -> Response:
         detail = "the first request with this key is still at work"
         return problem(409, "in-progress", detail, request, {"Retry-After": "1"})
     try:
-        return _open(earlier.sealed, earlier.status, act)
+        content = json.loads(unseal(act.seal, earlier.sealed))
     except SealBroken:
-        return problem(
-            409, "sealed", "this was done; its answer opens only for the token that it was given to", request
-        )
-
-
-def _open(sealed: str, status: int, act: _Act) -> Response:
-    """Return the answer that was kept; SealBroken where this caller's token does not open it."""
-    content = json.loads(unseal(act.seal, sealed))
-    answer = Response(base64.b64decode(content["body"]), status)
+        detail = "this was done; its answer opens only for the token that it was given to"
+        return problem(409, "sealed", detail, request)
+    answer = Response(base64.b64decode(content["body"]), earlier.status)
     answer.raw_headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in content["headers"]]
     MutableHeaders(raw=answer.raw_headers)[REPLAYED] = "true"
     return answer

@@ -58,9 +58,8 @@ async def is_known_token(request: Request, secret: str) -> bool:
     return True
 
 
-MOST_CALLERS = (
-    20_000  # a cluster's hosts and their readers; whoever was silent longest is forgotten, with a full bucket
-)
+# A cluster's hosts and their readers; whoever was silent longest is forgotten, with a full bucket.
+MOST_CALLERS = 20_000
 BURST_S = 2.0  # a caller may spend this much time's worth at once: a page asks for twenty things
 
 
@@ -143,7 +142,9 @@ class RateLimit:
         caller = address if self._is_open(scope["path"]) else caller_of(scope, address)
         wait_s = await self._wait_s(scope, caller, address)
         if wait_s:
-            await _too_many(scope, wait_s)(scope, receive, send)
+            detail = f"too many requests: ask again in {wait_s:.1f} s"
+            later = {"Retry-After": str(math.ceil(wait_s))}
+            await problem(429, "too-many-requests", detail, Request(scope), later)(scope, receive, send)
             return
 
         async def send_watched(message: Message) -> None:
@@ -171,9 +172,7 @@ class RateLimit:
         now_ns, has_secret = self._clock.monotonic_ns(), caller != address
         if status == 401 or (status == 303 and has_secret):  # a page sends who has no session on to the login
             self._refused.take(address, now_ns)
-        elif has_secret and (
-            status < 300 or status in _LET_IN
-        ):  # other answers may come before the token is looked at
+        elif has_secret and (status < 300 or status in _LET_IN):  # others may come before the token is looked at
             self._known.take(caller, now_ns)
 
 
@@ -240,12 +239,6 @@ def most_bytes(path: str, settings: Settings) -> int:
     return settings.api.max_body_kb << 10
 
 
-def _too_many(scope: Scope, wait_s: float) -> ASGIApp:
-    detail = f"too many requests: ask again in {wait_s:.1f} s"
-    return problem(429, "too-many-requests", detail, Request(scope), {"Retry-After": str(math.ceil(wait_s))})
-
-
 def _too_large(scope: Scope, most: int) -> ASGIApp:
-    return problem(
-        413, "too-large", f"a body here may have {most >> 10} KiB", Request(scope), {"Connection": "close"}
-    )
+    detail = f"a body here may have {most >> 10} KiB"
+    return problem(413, "too-large", detail, Request(scope), {"Connection": "close"})

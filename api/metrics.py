@@ -6,6 +6,7 @@ Nothing here has a rank, a sequence number or a size in its labels; jobs are cap
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -61,27 +62,13 @@ class SystemMetrics(Collector):
         self._parts = parts
         self._snapshots: TtlCache[_Snapshot] = TtlCache(parts.clock, fresh_s=FRESH_S)
         self._counted: dict[str, None] = {}  # executions in the order in which they ended
-        self._verdicts = Counter(
-            "lockstep_verdicts", "Incidents opened since the start", ["class"], registry=self.registry
-        )
-        self._detection = Histogram(
-            "lockstep_detection_seconds",
-            "From the begin of a fault to its incident",
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self._quarantine = Histogram(
-            "lockstep_quarantine_seconds",
-            "From an incident to its part out of service",
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self._decisions = Counter(
-            "lockstep_decisions", "Decisions made or renewed", ["action", "mode"], registry=self.registry
-        )
-        self._actions = Counter(
-            "lockstep_actions", "Actions carried out, by how they ended", ["action", "result"], registry=self.registry
-        )
+        counter = partial(Counter, registry=self.registry)
+        seconds = partial(Histogram, buckets=_SECONDS, registry=self.registry)
+        self._verdicts = counter("lockstep_verdicts", "Incidents opened since the start", ["class"])
+        self._detection = seconds("lockstep_detection_seconds", "From the begin of a fault to its incident")
+        self._quarantine = seconds("lockstep_quarantine_seconds", "From an incident to its part out of service")
+        self._decisions = counter("lockstep_decisions", "Decisions made or renewed", ["action", "mode"])
+        self._actions = counter("lockstep_actions", "Actions carried out, by how they ended", ["action", "result"])
         self.registry.register(parts.delivered.counter)
         self.registry.register(parts.delivered.seconds)
         self.registry.register(self)
@@ -90,7 +77,9 @@ class SystemMetrics(Collector):
         """Count what is new in these changes; everything up to `known` was counted before."""
         for change in changes:
             if change.kind == "incident" and change.first > known:
-                self._count_incident(read_document(Incident, change.document))
+                opened = read_document(Incident, change.document)
+                self._verdicts.labels(opened.verdict.fault_class).inc()
+                self._detection.observe(max(0, opened.opened_ns - opened.verdict.since_ns) / NS_PER_S)
             elif change.kind == "decision":
                 made = read_document(Decision, change.document)
                 self._decisions.labels(made.action, made.mode).inc()
@@ -117,10 +106,6 @@ class SystemMetrics(Collector):
         yield _gauge("lockstep_analysis_behind_seconds", "Since what was judged last", [], _alone(behind_s))
         skipped = analysis.skipped if analysis else None
         yield _gauge("lockstep_analysis_skipped", "Evaluations left out because it was behind", [], _alone(skipped))
-
-    def _count_incident(self, incident: Incident) -> None:
-        self._verdicts.labels(incident.verdict.fault_class).inc()
-        self._detection.observe(max(0, incident.opened_ns - incident.verdict.since_ns) / NS_PER_S)
 
     def _count_execution(self, run: Execution) -> None:
         if run.ended_ns is None or run.decision in self._counted:
@@ -158,13 +143,10 @@ class SystemMetrics(Collector):
         )
 
     def _ask_store(self, snapshot: _Snapshot) -> _Snapshot:
-        return replace(snapshot, step_s=self._read_step_times())
-
-    def _read_step_times(self) -> dict[str, float]:
         since = max(0, self._parts.clock.now_ns() - ENDED_S * NS_PER_S)
         asked = {"since": since, "most": self._parts.settings.api.metrics_jobs}
         rows = self._parts.store.query(_STEP_TIMES, asked).to_pylist()
-        return {row["job"]: row["step_s"] for row in rows}
+        return replace(snapshot, step_s={row["job"]: row["step_s"] for row in rows})
 
 
 def _of_queue(queue: QueueFigures) -> Iterator[GaugeMetricFamily]:

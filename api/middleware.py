@@ -85,37 +85,18 @@ _log = structlog.get_logger("api")
 _NAMED = ("ingest", "intake", "captures")  # where bodies are long; a label for each path would have no bound
 
 
-class DisconnectCounts:
-    """How many left, by what they were about to send."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self._left = Counter(
-            "lockstep_api_disconnects",
-            "Clients that left before their request had come",
-            ["to"],
-            registry=self.registry,
-        )
-
-    def count(self, path: str) -> None:
-        """Count one."""
-        self._left.labels(_kind_of(path)).inc()
-
-
 class Disconnects:
-    """Middleware: ends a request quietly whose client has left; there is nobody to answer."""
+    """Middleware: ends a request quietly whose client has left, as there is nobody to answer, and counts it."""
 
-    def __init__(self, app: ASGIApp, *, left: DisconnectCounts) -> None:
-        self._app, self._left = app, left
+    def __init__(self, app: ASGIApp, *, registry: CollectorRegistry) -> None:
+        self._app = app
+        meaning = "Clients that left before their request had come"
+        self._left = Counter("lockstep_api_disconnects", meaning, ["to"], registry=registry)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self._app(scope, receive, send)
         except ClientDisconnect:
-            self._left.count(scope["path"])
+            first = scope["path"].removeprefix("/api/v1/").partition("/")[0]
+            self._left.labels(first if first in _NAMED else "other").inc()
             _log.debug("client left", path=scope["path"])
-
-
-def _kind_of(path: str) -> str:
-    first = path.removeprefix("/api/v1/").partition("/")[0]
-    return first if first in _NAMED else "other"

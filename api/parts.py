@@ -1,8 +1,9 @@
 """What the web process is made of; handed to every route, so that tests can hand over others."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from fastapi import Request
+from fastapi import Depends, Request
 
 from api.alerts.notifier import DeliveryCounts
 from api.ingest.gateway import Gateway
@@ -43,3 +44,10 @@ class Parts:
 def parts_of(request: Request) -> Parts:
     parts: Parts = request.app.state.parts
     return parts
+
+
+async def hold_parts(request: Request) -> Parts:  # async: else it would need a thread, and readers may have all
+    return parts_of(request)
+
+
+Held = Annotated[Parts, Depends(hold_parts)]

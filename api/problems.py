@@ -123,18 +123,6 @@ class Problem(BaseModel):
     instance: str = Field(description="path of the request")
 
 
-def install_openapi(app: FastAPI) -> None:
-    """Make `app.openapi` return our description; it is made once, when it is first asked for."""
-    made: list[Document] = []
-
-    def openapi() -> Document:
-        if not made:
-            made.append(describe(app))
-        return made[0]
-
-    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way of changing it
-
-
 def describe(app: FastAPI) -> Document:
     """Return the description of all routes that are in the schema."""
     document = get_openapi(
@@ -168,10 +156,6 @@ def _complete(operation: Document, method: str, path: str) -> None:
     responses = operation.setdefault("responses", {})
     if "422" in responses and "application/json" in responses["422"].get("content", {}):
         del responses["422"]  # FastAPI's own shape, which is never sent here
+    content = {PROBLEM_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     for status, meaning in _PROBLEMS.items():
-        responses.setdefault(status, _described_problem(meaning))
-
-
-def _described_problem(meaning: str) -> Document:
-    schema = {"$ref": "#/components/schemas/Problem"}
-    return {"description": meaning, "content": {PROBLEM_TYPE: {"schema": schema}}}
+        responses.setdefault(status, {"description": meaning, "content": content})

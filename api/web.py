@@ -23,21 +23,18 @@ _log = structlog.get_logger("web")
 Hook = Callable[[], None]
 
 
-def _is_behind_proxy(app: FastAPI) -> bool:
-    parts: Parts | None = getattr(app.state, "parts", None)  # only the API has parts
-    return parts is not None and parts.settings.api.tls_in_front
-
-
 class WebServer(uvicorn.Server):
     """Runs in the main thread until a signal comes; a second signal does not wait for anything."""
 
     def __init__(self, app: FastAPI, on_started: Hook, on_leaving: Hook, tls: ssl.SSLContext | None = None) -> None:
+        parts: Parts | None = getattr(app.state, "parts", None)  # only the API has parts
         config = uvicorn.Config(
             app,
             log_level="warning",
             lifespan="on",
             timeout_graceful_shutdown=5,
-            proxy_headers=_is_behind_proxy(app),  # else whoever is on this machine could say to be somebody else
+            # Else whoever is on this machine could say to be somebody else.
+            proxy_headers=parts is not None and parts.settings.api.tls_in_front,
         )
         super().__init__(config)
         if tls is not None:
@@ -73,18 +70,13 @@ class WebServer(uvicorn.Server):
             self.should_exit = True
 
 
-def allow_many_connections() -> None:
-    """Raise the number of files this process may open as far as it may: a thousand agents are a thousand sockets."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 def serve(
     app: FastAPI, listener: socket.socket, on_started: Hook, on_leaving: Hook, api: ApiSettings | None = None
 ) -> None:
     """Serve until SIGINT or SIGTERM and return; the caller closes what it opened. `api` brings TLS."""
     tls = read_tls(api) if api else None
-    allow_many_connections()
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # a thousand agents are a thousand sockets
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # uvicorn raises the signal once more when it is done
     with listener:

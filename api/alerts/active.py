@@ -127,7 +127,8 @@ def find_active(
     }
     incident_alerts = {name: incident_alert(incident) for name, incident in known.items()}
     alerts = {name: alert for name, alert in incident_alerts.items() if name not in settled}
-    for decision in _newest_by_incident(decisions):
+    newest = {each.incident: each for each in sorted(decisions, key=lambda each: (each.created_ns, each.id))}
+    for decision in newest.values():
         if _waits_for_a_person(decision, answered, now_ns) and decision.incident in alerts:
             alerts[f"proposal:{decision.incident}"] = proposal_alert(decision)
     for execution in executions:
@@ -140,13 +141,6 @@ def _waits_for_a_person(decision: Decision, answered: Collection[str], now_ns: i
     asks = decision.mode == "propose" or (decision.mode == "execute" and decision.held_because is not None)
     is_open = decision.id not in answered and decision.approved_by is None and decision.expires_ns > now_ns
     return asks and is_open and decision.action != "none"
-
-
-def _newest_by_incident(decisions: Iterable[Decision]) -> Iterable[Decision]:
-    newest: dict[str, Decision] = {}
-    for decision in sorted(decisions, key=lambda each: (each.created_ns, each.id)):
-        newest[decision.incident] = decision
-    return newest.values()
 
 
 def _facts(incident: Incident) -> dict[str, str]:

@@ -4,6 +4,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import get_args
 from urllib.parse import urlsplit
 
@@ -222,19 +223,19 @@ class Dispatcher:
     ) -> None:
         self._resend_ns = round(resend_s * NS_PER_S)
         self._control, self._notifier, self._clock, self._counts = control, notifier, clock, counts
-        self._workers = Workers()
+        self.workers = Workers()
         self._reminded_ns: dict[str, int] = {}
 
     def send_due(self, targets: Mapping[str, Target], lease: Lease, now_ns: int) -> None:
         """Begin to send what is due to receivers that are not being talked to."""
-        if resumed := resume_sending(self._control, lease, now_ns, self._workers.busy()):
+        if resumed := resume_sending(self._control, lease, now_ns, self.workers.busy()):
             _log.warning("messages are tried again whose outcome was not written", messages=resumed)
         due: dict[str, list[int]] = {}
         for name, number in due_deliveries(self._control, now_ns, _AT_ONCE):
             due.setdefault(name, []).append(number)
         for name, numbers in due.items():
             if name in targets:
-                self._workers.offer(name, self._sending(targets[name], numbers, lease))
+                self.workers.offer(name, partial(self._send_all, targets[name], numbers, lease))
 
     def remind(self, targets: Mapping[str, Target], threads: list[Thread], lease: Lease, now_ns: int) -> None:
         """Tell each Alertmanager from time to time what fires."""
@@ -242,22 +243,13 @@ class Dispatcher:
             firing = [thread for thread in threads if thread.target == name and not thread.is_over and thread.number]
             is_due = now_ns - self._reminded_ns.get(name, 0) >= self._resend_ns
             is_wanted = target.kind == "alertmanager" and bool(firing or target.watchdog)
-            if is_due and is_wanted and self._workers.offer(name, self._reminding(target, firing, lease)):
+            if is_due and is_wanted and self.workers.offer(name, partial(self._remind, target, firing, lease)):
                 self._reminded_ns[name] = now_ns
 
-    def wait(self) -> None:
-        self._workers.wait()
-
-    def close(self) -> None:
-        self._workers.close()
-
-    def _sending(self, target: Target, numbers: list[int], lease: Lease) -> Job:
-        def send(stop: threading.Event) -> None:
-            for number in numbers:
-                if stop.is_set() or not self._send(target, number, lease):
-                    return
-
-        return send
+    def _send_all(self, target: Target, numbers: list[int], lease: Lease, stop: threading.Event) -> None:
+        for number in numbers:
+            if stop.is_set() or not self._send(target, number, lease):
+                return
 
     def _send(self, target: Target, number: int, lease: Lease) -> bool:
         """Try one message, and return whether the next may follow at once."""
@@ -272,12 +264,9 @@ class Dispatcher:
         self._counts.count(target.kind, state, sent.tries.notification, now_ns)
         return reply.result == "delivered"
 
-    def _reminding(self, target: Target, firing: list[Thread], lease: Lease) -> Job:
-        def remind(_: threading.Event) -> None:
-            reply = self._notifier.remind(target, firing)
-            save_health(self._control, lease, target.name, self._judge(target, reply, self._clock.now_ns()))
-
-        return remind
+    def _remind(self, target: Target, firing: list[Thread], lease: Lease, _: threading.Event) -> None:
+        reply = self._notifier.remind(target, firing)
+        save_health(self._control, lease, target.name, self._judge(target, reply, self._clock.now_ns()))
 
     def _judge(self, target: Target, reply: Reply, now_ns: int) -> Health:
         """Return how a receiver does after this answer, and say it when it changes."""

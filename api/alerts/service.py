@@ -71,11 +71,11 @@ class AlertService:
 
     def close(self) -> None:
         """End what is under way; what was not finished is sent again by whoever comes next."""
-        self._dispatcher.close()
+        self._dispatcher.workers.close()
 
     def wait(self) -> None:
         """Wait until every receiver has answered or timed out, and what is asked about ourselves is known."""
-        self._dispatcher.wait()
+        self._dispatcher.workers.wait()
         self._self_watch.wait()
 
     def _notice(
@@ -100,8 +100,7 @@ class AlertService:
         threads = [thread for plan in plans for thread in plan.threads]
         if outgoing or threads:
             save_round(self._control, lease, outgoing, threads)
-        changed = {thread.id: thread for plan in plans for thread in plan.threads}
-        return list(({thread.id: thread for thread in known} | changed).values())
+        return list({thread.id: thread for thread in (*known, *threads)}.values())
 
     def _find_active(self, unfinished: list[Thread], targets: Mapping[str, Target], now_ns: int) -> ActiveAlerts:
         incidents = {incident.id: incident for incident in open_incidents(self._control)}

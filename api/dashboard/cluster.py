@@ -53,24 +53,17 @@ def agents(request: Request, cursor: Cursor = None) -> HTMLResponse:
 @router.get("/parts")
 def parts(request: Request, component: str | None = None) -> HTMLResponse:
     """Return all parts with a history, the most suspect first, or the history of one."""
-    return _one(request, component) if component else _all(request)
-
-
-def _all(request: Request) -> HTMLResponse:
     held = parts_of(request)
-    found = list_parts(held.store, held.control, held.second_ns())
-    worst = sorted(found, key=lambda part: (-len(part.flags), -part.confirmed, -part.incidents, -part.severe_events))
-    return render(request, "parts.html", "parts", "Parts", (call("/parts"),), parts=worst)
-
-
-def _one(request: Request, component: str) -> HTMLResponse:
-    held = parts_of(request)
+    if not component:
+        found = list_parts(held.store, held.control, held.second_ns())
+        worst = sorted(found, key=lambda it: (-len(it.flags), -it.confirmed, -it.incidents, -it.severe_events))
+        return render(request, "parts.html", "parts", "Parts", (call("/parts"),), parts=worst)
     try:
-        found = find_part(held.store, held.control, component, held.second_ns())
+        part = find_part(held.store, held.control, component, held.second_ns())
     except NotPresent:
-        found = None  # a part without a history is an answer, not an error
+        part = None  # without a history: that is an answer, not an error
     asked = (call(f"/parts/{quote(component)}"),)
-    return render(request, "part.html", "parts", component, asked, component=component, part=found)
+    return render(request, "part.html", "parts", component, asked, component=component, part=part)
 
 
 _RECENT = 100
@@ -79,21 +72,19 @@ _RECENT = 100
 @router.get("/scorecard")
 def scorecard(request: Request) -> HTMLResponse:
     """Return what the advice was worth, and what each fault cost."""
-    control = parts_of(request).control
-    rows = decisions.downtime(request)["items"]
+    parts = parts_of(request)
+    rows, made = decisions.downtime(parts)["items"], list_decisions(parts.control, limit=500)
     return render(
         request,
         "scorecard.html",
         "scorecard",
         "Scorecard",
         (call("/scorecard"), call("/downtime")),
-        score=Scorecard.model_validate(decisions.scorecard(request)),
+        score=Scorecard.model_validate(decisions.scorecard(parts)),
         downtimes=[Downtime.model_validate({key: row[key] for key in row if key != "total_s"}) for row in rows],
-        incidents=list_incidents(control, limit=_RECENT),
-        outcomes=list_outcomes(control),
-        advice={
-            each.incident: each for each in reversed(list_decisions(control, limit=500)) if each.action != "none"
-        },
+        incidents=list_incidents(parts.control, limit=_RECENT),
+        outcomes=list_outcomes(parts.control),
+        advice={each.incident: each for each in reversed(made) if each.action != "none"},
     )
 
 
@@ -107,7 +98,7 @@ class TopologyView:
 
     fabric: FabricView
     picture: Markup
-    planned: Markup | None  # connections of the plan in force; None: there is no plan
+    planned: Markup | None  # connections of the plan in force, against the most on one link; None: there is no plan
     most_planned: int  # connections on one link
     links: Sequence[LinkView]  # the suspects, then the fullest
     plans: Sequence[PathSummary]  # the newest first
@@ -123,26 +114,15 @@ def topology(request: Request) -> HTMLResponse:
         fabric = read_fabric(parts.store, parts.control, parts.topology, parts.second_ns())
     except NotPresent as absence:
         return render(request, "no_topology.html", "topology", "Topology", calls, sentence=str(absence))
+    most_planned = max((link.planned_flows for link in fabric.links), default=0)
+    shares = {link.id: link.planned_flows / max(most_planned, 1) for link in fabric.links}
     view = TopologyView(
         fabric=fabric,
         picture=draw_fabric(fabric, {link.id: link.load for link in fabric.links if link.load is not None}),
-        planned=draw_planned(fabric),
-        most_planned=most_planned(fabric),
+        planned=draw_fabric(fabric, shares) if fabric.path_plan is not None and most_planned else None,
+        most_planned=most_planned,
         links=sorted(fabric.links, key=lambda link: (not link.suspects, link.up, -(link.load or 0)))[:_FULLEST],
         plans=list_path_plans(parts.control, _PLANS),
         incidents=open_incidents(parts.control),
     )
     return render(request, "topology.html", "topology", "Topology", calls, view=view)
-
-
-def draw_planned(fabric: FabricView) -> Markup | None:
-    """Return the fabric coloured by how many connections the plan leads over each link, against the most."""
-    most = most_planned(fabric)
-    if fabric.path_plan is None or not most:
-        return None
-    return draw_fabric(fabric, {link.id: link.planned_flows / most for link in fabric.links})
-
-
-def most_planned(fabric: FabricView) -> int:
-    """Return the most connections that the plan leads over one link."""
-    return max((link.planned_flows for link in fabric.links), default=0)

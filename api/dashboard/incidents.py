@@ -1,6 +1,6 @@
 """Incident pages: the list, and one incident in the order in which the night shift asks about it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, cast
 
@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from analyzer.windows.jobs import read_roster
 from analyzer.windows.window import Window
 from api.auth import Actor
-from api.dashboard.location import Location, find_location
 from api.dashboard.pages import (
     PageRoute,
     Viewer,
@@ -30,8 +29,11 @@ from api.parts import Parts, parts_of
 from api.query import read_cursor, write_cursor
 from api.routes import decisions
 from api.routes.session import Form
+from api.views.hosts import list_hosts
 from api.views.jobs import list_steps
 from api.views.matrix import Matrix, read_matrix
+from api.views.part_names import ends_of, nodes_of
+from api.views.ranks import Rank, list_ranks
 from api.views.timeline import Change, Entry, find_changes, read_timeline
 from lockstep.clock import NS_PER_S
 from lockstep.decision import Decision
@@ -39,7 +41,9 @@ from lockstep.errors import BadInput, LockstepError
 from lockstep.execution import UNFINISHED, Execution, OrderKind, Outcome
 from lockstep.state.decisions import find_execution, get_decision, list_decisions
 from lockstep.state.incidents import get_incident, list_incidents, outcomes_of
+from lockstep.topology import Topology
 from lockstep.verdict import Frozen, Incident, Verdict
+from lockstep.words import kind_of
 
 _Found = TypeVar("_Found")
 _STEPS = 400
@@ -48,6 +52,71 @@ _MATRIX_NS = 10 * NS_PER_S
 _CHANGES = 12
 _NOTHING = Markup("")
 _BEFORE = 200  # incidents among which the part is looked for
+
+
+_NAMED = 8  # ranks that are named one by one where they are no row
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a technician would walk to, and whom it would hit."""
+
+    host: str
+    rack: str | None
+    ranks: tuple[int, ...]  # of the incident's job
+    cables: tuple[str, ...]  # what the part's own NICs are plugged into
+    jobs: tuple[str, ...]  # that run on the host now
+
+    def __str__(self) -> str:
+        """Return it as a person says it."""
+        described = [f"host {self.host}", f"rack {self.rack}" if self.rack else "", say_ranks(self.ranks)]
+        return ", ".join(filter(None, described)) + "".join(f"; {cable}" for cable in self.cables)
+
+
+def find_location(parts: Parts, incident: Incident) -> Location | None:
+    """Return where the part is; None for one that is not of one host."""
+    component, now_ns = incident.verdict.component, parts.second_ns()
+    known = {each.host: each for each in list_hosts(parts.store, parts.control, parts.topology, now_ns)}
+    found = [known[node] for node in sorted(nodes_of(component)) if node in known]
+    if len(found) != 1:
+        return None
+    ranks = list_ranks(parts.store, incident.job, incident.attempt, now_ns)
+    return Location(
+        host=found[0].host,
+        rack=found[0].rack,
+        ranks=tuple(choose_ranks(component, found[0].host, ranks)),
+        cables=tuple(find_cables(component, parts.topology)),
+        jobs=found[0].jobs,
+    )
+
+
+def choose_ranks(component: str, host: str, ranks: Iterable[Rank]) -> list[int]:
+    """Return the ranks on a host, or on the GPU that is meant."""
+    gpu = component.rpartition("/")[2] if kind_of(component) == "gpu" else ""
+    return sorted(rank.rank for rank in ranks if rank.host == host and (not gpu or gpu == str(rank.gpu)))
+
+
+def find_cables(component: str, topology: Topology | None) -> list[str]:
+    """Return what a NIC is plugged into; nothing for other parts, whose name says it or which have no plug."""
+    if topology is None or kind_of(component) != "nic":
+        return []
+    (end,) = ends_of(component)
+    other = [b if a == end else a for a, b in ((link.a, link.b) for link in topology.links) if end in (a, b)]
+    return [f"plugged into {each}" for each in other]
+
+
+def say_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks in words.
+
+    >>> say_ranks([4]), say_ranks([24, 25, 26]), say_ranks([0, 8])
+    ('rank 4', 'ranks 24 to 26', 'ranks 0, 8')
+    """
+    if len(ranks) < 2:
+        return f"rank {ranks[0]}" if ranks else ""
+    if ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
+    return f"ranks {', '.join(map(str, ranks[:_NAMED]))}{more}"
 
 
 @dataclass(frozen=True)
@@ -105,7 +174,7 @@ def gather(request: Request, incident_id: str) -> IncidentView:
         incident=incident,
         decision=newest,
         timeline=read_timeline(control, incident_id),
-        execution=_find_run(parts, decisions),
+        execution=next(filter(None, (find_execution(control, each.id) for each in decisions)), None),
         outcome=outcomes_of(control, [incident_id]).get(incident_id),
         before=_find_before(parts, incident),
         traffic=_read_traffic(parts, incident),
@@ -134,11 +203,6 @@ def _flatten(row: dict[str, Any]) -> list[tuple[str, str]]:  # Any: each kind of
         else:
             facts.append((label, ", ".join(map(str, value)) if isinstance(value, list) else str(value)))
     return facts
-
-
-def _find_run(parts: Parts, decisions: Sequence[Decision]) -> Execution | None:
-    runs = (find_execution(parts.control, decision.id) for decision in decisions)
-    return next((run for run in runs if run is not None), None)
 
 
 def _find_before(parts: Parts, incident: Incident) -> list[Incident]:
@@ -227,23 +291,19 @@ def incident(request: Request, incident_id: str) -> HTMLResponse:
     if view.decision:
         calls.append(call(f"/decisions/{view.decision.id}"))
     calls.append(job_call(view.incident.job, "matrix"))
-    title = f"{view.incident.verdict.component}, incident {incident_id}"
+    # A capture reaches back to before the fault's beginning, within what the API gives.
+    lasted_s = (parts_of(request).clock.now_ns() - view.verdict.since_ns) // NS_PER_S
     return render(
         request,
         "incident.html",
         "incidents",
-        title,
+        f"{view.incident.verdict.component}, incident {incident_id}",
         tuple(calls),
         view=view,
         here=f"{str(request.base_url).rstrip('/')}{incident_page(incident_id)}",
         evidence=evidence_rows(view.verdict),
-        capture=job_call(view.incident.job, "capture", since_s=_since_s(view, parts_of(request).clock.now_ns())),
+        capture=job_call(view.incident.job, "capture", since_s=min(lasted_s + _BEFORE_S, _DAY_S)),
     )
-
-
-def _since_s(view: IncidentView, now_ns: int) -> int:
-    """Return how far back a capture must reach to hold the fault's beginning, within what the API gives."""
-    return min((now_ns - view.verdict.since_ns) // NS_PER_S + _BEFORE_S, _DAY_S)
 
 
 acts = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -261,7 +321,7 @@ def order(request: Request, incident_id: str, form: Form, actor: Actor) -> Redir
     if get_decision(parts_of(request).control, decision).incident != incident_id:
         raise BadInput(f"decision {decision} is not about incident {incident_id}")
     word = _checked(decisions.Word, why=form.get("why", ""))
-    decisions.order(request, decision, cast(OrderKind, kind), word, actor)
+    decisions.order(parts_of(request), decision, cast(OrderKind, kind), word, actor)
     return _back(incident_id, "decision")
 
 

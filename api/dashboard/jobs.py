@@ -155,7 +155,7 @@ def find_shown(parts: Parts, choice: Choice, from_ns: int | None, to_ns: int | N
 def _columns(found: Matrix) -> dict[str, object]:
     """Return what the heat map is drawn from."""
     return {
-        "names": [f"{seat.rank} · {seat.host}{'' if seat.gpu is None else f'/{seat.gpu}'}" for seat in found.ranks],
+        "names": [f"{seat.rank} · {seat.place}" for seat in found.ranks],
         "src": found.cells.src,
         "dst": found.cells.dst,
         "ms": found.cells.ms,
@@ -166,9 +166,7 @@ def _columns(found: Matrix) -> dict[str, object]:
 
 def _strip(found: Lags) -> dict[str, object]:
     return {
-        "names": [
-            f"rank {seat.rank}, {seat.host}{'' if seat.gpu is None else f'/{seat.gpu}'}" for seat in found.ranks
-        ],
+        "names": [f"rank {seat.rank}, {seat.place}" for seat in found.ranks],
         "hosts": [seat.host for seat in found.ranks],
         "s": [timestamp // NS_PER_S for timestamp in found.times_ns],
         "lag_ms": found.lag_ms,

@@ -4,6 +4,7 @@ import hashlib
 import shlex
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from os import PathLike, stat_result
 from typing import Any
@@ -122,16 +123,13 @@ def _make_environment() -> Environment:
     return made
 
 
+@cache
 def static(name: str) -> str:
     """Return the address of a static file; it changes with the file, so that browsers may keep it for ever."""
-    return f"/static/{name}?v={_digests.setdefault(name, _digest(name))}"
+    content = resources.files("api").joinpath("static", name).read_bytes()
+    return f"/static/{name}?v={hashlib.sha256(content).hexdigest()[:12]}"
 
 
-def _digest(name: str) -> str:
-    return hashlib.sha256(resources.files("api").joinpath("static", name).read_bytes()).hexdigest()[:12]
-
-
-_digests: dict[str, str] = {}
 _pages = _make_environment()
 
 
@@ -204,11 +202,6 @@ class CachedFiles(StaticFiles):
         response = super().file_response(full_path, stat_result, scope, status_code)
         response.headers["Cache-Control"] = _FOR_EVER if b"v=" in scope["query_string"] else _ASK_AGAIN
         return response
-
-
-def make_static() -> CachedFiles:
-    """Return the app that serves the files of the package."""
-    return CachedFiles(directory=str(resources.files("api").joinpath("static")))
 
 
 @dataclass(frozen=True)

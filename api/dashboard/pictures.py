@@ -71,14 +71,13 @@ def _group_hosts(fabric: FabricView) -> list[list[NodeView]]:
     hosts = [node for node in fabric.nodes if node.kind == "host"]
     if len(hosts) <= _MOST_HOSTS:
         return [[host] for host in hosts]
-    leaves: dict[str, str] = {}
+    leaf_of: dict[str, str] = {}
     switches = {node.id for node in fabric.nodes if node.kind == "switch"}
     for link in fabric.links:
         a, b = (split_end(link.a)[0], split_end(link.b)[0])
         for near, far in ((a, b), (b, a)):
             if far in switches and near not in switches:
-                leaves.setdefault(near, far)
-    leaf_of = leaves
+                leaf_of.setdefault(near, far)
     groups: dict[tuple[str, str], list[NodeView]] = {}
     for host in hosts:
         key = ("host", host.id) if host.suspects else ("leaf", leaf_of.get(host.id, ""))
@@ -231,9 +230,7 @@ def draw_heat(matrix: Matrix) -> Markup:
 
 
 def _name(matrix: Matrix, index: int) -> str:
-    seat = matrix.ranks[index]
-    gpu = "" if seat.gpu is None else f"/{seat.gpu}"
-    return f"rank {seat.rank} ({seat.host}{gpu})"
+    return f"rank {matrix.ranks[index].rank} ({matrix.ranks[index].place})"
 
 
 def _cell_label(matrix: Matrix, bin_number: int, bin_size: int) -> str:

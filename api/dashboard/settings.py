@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
@@ -46,7 +45,7 @@ def settings(request: Request) -> HTMLResponse:
 @tests.post("/settings/receivers/{name}/test")
 def test_receiver(request: Request, name: webhooks.Name, admin: Admin) -> HTMLResponse:
     """Send a test to a receiver, and show the page with what it said."""
-    tested = webhooks.test(request, name, admin)
+    tested = webhooks.test(parts_of(request), name, admin)
     how = "took the test" if tested.delivered else "did not take the test"
     return _render(request, note=f"{name} {how}: {tested.said}")
 
@@ -59,7 +58,7 @@ def _render(request: Request, note: str) -> HTMLResponse:
         "Settings",
         (call("/policies"), call("/webhooks")),
         settings=show_settings(parts_of(request).settings),
-        receivers=webhooks.targets(request).items,
+        receivers=webhooks.targets(parts_of(request)).items,
         viewer=find_viewer(request),
         note=note,
     )
@@ -67,17 +66,14 @@ def _render(request: Request, note: str) -> HTMLResponse:
 
 def show_settings(held: Settings) -> list[Shown]:
     """Return all settings in the order of their sections; what may be a secret is named and not shown."""
-    return list(_shown(held))
-
-
-def _shown(held: Settings) -> Iterator[Shown]:
-    values = held.model_dump(mode="json")
+    values, shown = held.model_dump(mode="json"), list[Shown]()
     for setting in list_settings():
         *section, key = setting.path
         value = values[section[0]][key] if section else values[key]
         live = getattr(getattr(held, section[0]), key) if section else getattr(held, key)
-        name = section[0] if section else "general"
-        yield Shown(name, key, setting.variable, _text(key, value), live == setting.default, setting.meaning)
+        name, is_default = section[0] if section else "general", live == setting.default
+        shown.append(Shown(name, key, setting.variable, _text(key, value), is_default, setting.meaning))
+    return shown
 
 
 def _text(key: str, value: object) -> str:

@@ -173,7 +173,8 @@ def what_if(
         can_shrink=bool(can_shrink) if is_asked else planner.can_shrink,
     )
     facts = with_checkpoint(facts, question, known)
-    answer = ask(facts, question, hosts_of(parts), parts.clock.now_ns(), known.spares)
+    hosts = frozenset(host.id for host in parts.topology.hosts) if parts.topology else frozenset[str]()
+    answer = ask(facts, question, hosts, parts.clock.now_ns(), known.spares)
     return render(
         request,
         "what_if.html",
@@ -279,15 +280,6 @@ def read_job(parts: Parts, job: str) -> tuple[JobFacts, list[str]]:
         min_nodes=hint.min_nodes,
         throughput=hint.throughput,
     )
-    return facts, [*(f"host:{host}" for host in hosts), *_nics_of(parts, hosts), *gpus]
-
-
-def hosts_of(parts: Parts) -> frozenset[str]:
-    """Return all hosts of the topology."""
-    return frozenset(host.id for host in parts.topology.hosts) if parts.topology else frozenset()
-
-
-def _nics_of(parts: Parts, hosts: tuple[str, ...]) -> list[str]:
-    if parts.topology is None:
-        return []
-    return [f"nic:{host.id}/{nic.id}" for host in parts.topology.hosts if host.id in set(hosts) for nic in host.nics]
+    known = (node for node in parts.topology.hosts if node.id in hosts) if parts.topology else ()
+    nics = [f"nic:{node.id}/{nic.id}" for node in known for nic in node.nics]
+    return facts, [*(f"host:{host}" for host in hosts), *nics, *gpus]

@@ -42,27 +42,14 @@ class GatewayMetrics:
 
     def __init__(self, backlog_bytes: Callable[[], float], is_stuck: Callable[[], bool]) -> None:
         self.registry = CollectorRegistry()
-        self._batches = Counter(
+        self.batches = Counter(
             "lockstep_ingest_batches", "Batches by what became of them", ["result"], registry=self.registry
         )
-        self._rows = Counter("lockstep_ingest_rows", "Rows that reached the store", registry=self.registry)
+        self.rows = Counter("lockstep_ingest_rows", "Rows that reached the store", registry=self.registry)
         backlog = Gauge("lockstep_ingest_backlog_bytes", "Acknowledged, not in the store yet", registry=self.registry)
         backlog.set_function(backlog_bytes)
         stuck = Gauge("lockstep_ingest_stuck", "1 while the store takes nothing", registry=self.registry)
         stuck.set_function(lambda: float(is_stuck()))
-
-    def accepted(self, fresh: int, repeated: int) -> None:
-        self._batches.labels("accepted").inc(fresh)
-        self._batches.labels("repeated").inc(repeated)
-
-    def refused(self, count: int) -> None:
-        self._batches.labels("refused").inc(count)
-
-    def inserted(self, rows: int) -> None:
-        self._rows.inc(rows)
-
-    def set_aside(self) -> None:
-        self._batches.labels("set_aside").inc()
 
 
 _log = structlog.get_logger("gateway")
@@ -72,6 +59,7 @@ _GROUP = 256  # batches that share one sync at most
 _AHEAD = 4  # bundles whose rows may wait for a slow disk; those of later ones are read again
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 _IDLE_S = 0.2
+_RESCAN_S = 5.0  # for segments of which nobody told
 
 
 @dataclass(frozen=True)
@@ -106,6 +94,7 @@ class Gateway:
         self._opened_ns = 0
         self._checker = BatchChecker(self._enqueue)
         self._stop = threading.Event()
+        self._has_cut = threading.Event()  # a segment waits to be inserted
         self._trouble: str | None = None
         self.metrics = GatewayMetrics(lambda: self.backlog_bytes, lambda: self._trouble is not None)
         # A segment has one insert per table, and most of each is waiting for the store.
@@ -152,6 +141,7 @@ class Gateway:
         with self._queue_lock:
             self._stop.set()
             self._queue.put(None)
+        self._has_cut.set()  # after the stop: who waits for a segment sees that it is over
         for thread in self._threads:
             if thread.is_alive():
                 thread.join()
@@ -209,7 +199,8 @@ class Gateway:
                 self._refuse(group, total, error)
                 return
         taken = sum(map(len, fresh))
-        self.metrics.accepted(taken, total - taken)
+        self.metrics.batches.labels("accepted").inc(taken)
+        self.metrics.batches.labels("repeated").inc(total - taken)
         for bundle in group:
             for entry, future in zip(bundle.entries, bundle.futures, strict=True):
                 future.set_result(self._watermarks.get(entry.agent, entry.boot))
@@ -244,7 +235,7 @@ class Gateway:
             self._watermarks.advance(entry)
 
     def _refuse(self, group: list[Bundle], total: int, error: OSError) -> None:
-        self.metrics.refused(total)
+        self.metrics.batches.labels("refused").inc(total)
         _log.error("log cannot be written", directory=str(self._directory), error=str(error))
         for bundle in group:
             for future in bundle.futures:
@@ -260,18 +251,19 @@ class Gateway:
                 segment.cut()
                 self._waiting += segment.size  # first: who looks in between sees too much, and never room that is not
                 self._open = None
+                self._has_cut.set()
 
     def _insert_segments(self) -> None:
         pause_s = _FIRST_PAUSE_S
-        while not (
-            self._stop.is_set() and (not self._threads[0].is_alive()) and (not list_segments(self._directory))
-        ):
+        while not self._stop.is_set() or self._threads[0].is_alive() or list_segments(self._directory):
             try:
+                self._has_cut.clear()  # before looking: what is cut from now on is not seen yet
                 for path in list_segments(self._directory):
                     self._insert_or_set_aside(path)
                 self._report(None)
                 pause_s = _FIRST_PAUSE_S
-                self._clock.wait(self._stop, _IDLE_S)
+                if not self._stop.is_set():
+                    self._clock.wait(self._has_cut, _RESCAN_S)
             except Exception as error:  # noqa: BLE001  # whatever it is must be seen: a dead thread looks healthy
                 self._report(str(error) or repr(error))
                 if self._stop.is_set():
@@ -283,11 +275,11 @@ class Gateway:
         """Insert a segment; one that cannot be read is kept for a person to look at and does not block the rest."""
         size = path.stat().st_size
         try:
-            self.metrics.inserted(self._insert_segment(path))
+            self.metrics.rows.inc(self._insert_segment(path))
             finished: Callable[[], object] = path.unlink
         except BadInput as error:
             _log.error("segment cannot be read and is set aside", segment=path.name, reason=str(error))
-            self.metrics.set_aside()
+            self.metrics.batches.labels("set_aside").inc()
             finished = partial(path.rename, path.with_suffix(".bad"))
         with self._guard:
             self._watermarks.save(self._clock.now_ns())

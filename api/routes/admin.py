@@ -7,7 +7,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import Field
 
 from api.auth import Admin, Reader
-from api.parts import Parts, parts_of
+from api.parts import Held, Parts, parts_of
 from api.problems import problem
 from api.query import Page, Paged
 from lockstep.errors import BadInput, ChangedMeanwhile, NotPresent
@@ -55,33 +55,19 @@ class NewToken(Frozen):
 
 
 @router.get("/tokens", tags=["tokens"])
-def tokens(request: Request, page: Paged, _: Admin) -> Page[Token]:
+def tokens(parts: Held, page: Paged, _: Admin) -> Page[Token]:
     """Return all tokens without their secrets, revoked ones too, the oldest first."""
-    found = list_tokens(parts_of(request).control)
+    found = list_tokens(parts.control)
     after = page.after(int, str)
     return page.cut_sorted(found, after, lambda token: (token.created_ns, token.id))
 
 
 @router.post("/tokens", tags=["tokens"], status_code=201)
-def create_token_here(request: Request, detail_request: TokenRequest, admin: Admin) -> NewToken:
+def create_token_here(parts: Held, wanted: TokenRequest, admin: Admin) -> NewToken:
     """Make a token. Its secret is in this answer and nowhere else; send an Idempotency-Key to get it once more."""
-    parts = parts_of(request)
-    secret = create_token(
-        parts.control,
-        scope=detail_request.scope,
-        host=detail_request.host,
-        name=detail_request.name,
-        now_ns=parts.clock.now_ns(),
-        who=admin,
-        why=detail_request.why,
-    )
-    return NewToken(
-        id=match_token_id(secret),
-        name=detail_request.name,
-        scope=detail_request.scope,
-        host=detail_request.host,
-        secret=secret,
-    )
+    given = wanted.model_dump(exclude={"why"})
+    secret = create_token(parts.control, **given, now_ns=parts.clock.now_ns(), who=admin, why=wanted.why)
+    return NewToken(id=match_token_id(secret), **given, secret=secret)
 
 
 @router.delete("/tokens/{token_id}", tags=["tokens"], status_code=204)
@@ -115,23 +101,23 @@ class PolicyChange(Frozen):
 
 
 @router.get("/policies", tags=["policies"], dependencies=[Reader])
-def policies(request: Request) -> Policies:
+def policies(parts: Held) -> Policies:
     """Return every policy in force."""
-    return Policies(items=(_in_force(parts_of(request), PLANNER),))
+    return Policies(items=(_in_force(parts, PLANNER),))
 
 
 @router.get("/policies/{name}", tags=["policies"], dependencies=[Reader])
-def policy(request: Request, response: Response, name: str) -> PolicyVersion:
+def policy(parts: Held, response: Response, name: str) -> PolicyVersion:
     """Return a policy; version 0 is what the settings say. The ETag is for If-Match when it is changed."""
-    found = _in_force(parts_of(request), _known(name))
+    found = _in_force(parts, _known(name))
     response.headers["ETag"] = _tag(found)
     return found
 
 
 @router.get("/policies/{name}/versions", tags=["policies"], dependencies=[Reader])
-def versions(request: Request, name: str, limit: Annotated[int, Query(ge=1, le=500)] = 100) -> PolicyVersions:
+def versions(parts: Held, name: str, limit: Annotated[int, Query(ge=1, le=500)] = 100) -> PolicyVersions:
     """Return what was stored of a policy, with who changed it and why."""
-    return PolicyVersions(items=tuple(list_policy_versions(parts_of(request).control, _known(name), limit)))
+    return PolicyVersions(items=tuple(list_policy_versions(parts.control, _known(name), limit)))
 
 
 @router.put("/policies/{name}", tags=["policies"], response_model=PolicyVersion)
@@ -152,14 +138,12 @@ def change(
     if if_match is None:
         detail = f"say which version you saw: If-Match: {_tag(_in_force(parts, known))}"
         return problem(428, "precondition-required", detail, request)
+    tag = _TAG.fullmatch(if_match.strip())
+    if tag is None:
+        raise ChangedMeanwhile(f"{if_match[:40]!r} is no version of this policy")
+    now_ns = parts.clock.now_ns()
     made = save_policy(
-        parts.control,
-        known,
-        wanted.policy,
-        after=_read_tag(if_match),
-        who=admin,
-        why=wanted.why,
-        now_ns=parts.clock.now_ns(),
+        parts.control, known, wanted.policy, after=int(tag[1]), who=admin, why=wanted.why, now_ns=now_ns
     )
     response.headers["ETag"] = _tag(made)
     return made
@@ -183,21 +167,14 @@ def _tag(version: PolicyVersion) -> str:
     return f'"{version.version}"'
 
 
-def _read_tag(if_match: str) -> int:
-    match = _TAG.fullmatch(if_match.strip())
-    if match is None:
-        raise ChangedMeanwhile(f"{if_match[:40]!r} is no version of this policy")
-    return int(match[1])
-
-
 @router.get("/audit", dependencies=[Reader])
 def audit(
-    request: Request, page: Paged, who: str | None = None, what: str | None = None, subject: str | None = None
+    parts: Held, page: Paged, who: str | None = None, what: str | None = None, subject: str | None = None
 ) -> Page[AuditLine]:
     """Return the newest lines first; each of who, what and subject narrows them down."""
     after = page.after(int)
     found = list_audit(
-        parts_of(request).control,
+        parts.control,
         page.limit + 1,
         before=int(after[0]) if after else None,
         who=who,

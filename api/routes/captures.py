@@ -19,7 +19,7 @@ from pydantic import Field
 
 from api.auth import Actor, Admin, Reader
 from api.captures import CaptureFolder, StoredCapture
-from api.parts import Parts, parts_of
+from api.parts import Held, Parts, parts_of
 from api.query import Identity, JobName, Page, Paged
 from api.replaying import Replay, replay_apart
 from lockstep.capture.exchange import export_capture
@@ -138,10 +138,9 @@ class _Archive(StreamingResponse):
     responses={200: _ARCHIVE},
 )
 def job_capture(
-    request: Request, job: JobName, since_s: Annotated[int, Query(ge=1, le=_DAY_S)] = 600
+    parts: Held, job: JobName, since_s: Annotated[int, Query(ge=1, le=_DAY_S)] = 600
 ) -> StreamingResponse:
     """Return what the store knows of the job's last `since_s` seconds as a .tar.zst."""
-    parts = parts_of(request)
     now_ns = parts.clock.now_ns()
     start_ns = now_ns - since_s * NS_PER_S
     return _stream(lambda writer: export_capture(parts.store, writer, job, start_ns, now_ns, parts.topology))
@@ -154,9 +153,8 @@ def job_capture(
     response_class=_Archive,
     responses={200: _ARCHIVE},
 )
-def incident_capture(request: Request, incident_id: Identity) -> StreamingResponse:
+def incident_capture(parts: Held, incident_id: Identity) -> StreamingResponse:
     """Return the telemetry around an incident as a .tar.zst with its verdict, for a ticket or to be judged anew."""
-    parts = parts_of(request)
     found = get_incident(parts.control, incident_id)
     end_ns = (found.closed_ns or max(found.updated_ns, found.verdict.last_seen_ns)) + NS_PER_S
     start_ns = max(min(found.verdict.since_ns, found.opened_ns) - _BEFORE_NS, end_ns - _LONGEST_NS, 0)
@@ -168,10 +166,10 @@ def incident_capture(request: Request, incident_id: Identity) -> StreamingRespon
 
 
 @router.get("/captures", dependencies=[Reader], summary="List imported captures")
-def captures(request: Request, page: Paged) -> Page[StoredCapture]:
+def captures(parts: Held, page: Paged) -> Page[StoredCapture]:
     """Return the captures that were brought in, by the name of their job."""
     after = page.after(str)
-    found = _folder(parts_of(request)).list()
+    found = _folder(parts).list()
     return page.cut_sorted(found, after, lambda each: (each.job,))
 
 
@@ -195,9 +193,8 @@ async def import_capture(
 
 
 @router.delete("/captures/{job}", status_code=204, summary="Delete an imported capture")
-def delete_capture(request: Request, job: JobName, admin: Admin) -> None:
+def delete_capture(parts: Held, job: JobName, admin: Admin) -> None:
     """Forget the archive; the rows of its job end by their retention."""
-    parts = parts_of(request)
     _folder(parts).delete(job)
     record(parts.control, who=admin, what="delete_capture", subject=job, why="", now_ns=parts.clock.now_ns())
 

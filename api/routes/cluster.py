@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path, Query, Request
 
 from api.auth import Reader
-from api.parts import parts_of
+from api.parts import Held, parts_of
 from api.query import HostName, Page, Paged, SinceS, Wanted, add_link
 from api.views.checkpoints import Checkpoints, read_checkpoints
 from api.views.fabric import FabricView, read_fabric
@@ -30,18 +30,16 @@ _HOUR_S = 3600
 
 
 @router.get("/agents", tags=["hosts"], summary="List agents")
-def agents(request: Request, page: Paged, since_s: SinceS = _HOUR_S) -> Page[AgentView]:
+def agents(parts: Held, page: Paged, since_s: SinceS = _HOUR_S) -> Page[AgentView]:
     """Return the collectors that were heard of, by host, with version, lag and what each lost."""
-    parts = parts_of(request)
     after = page.after(str)
     found = list_agents(parts.store, parts.second_ns(), page.limit + 1, after, since_s)
     return page.cut(found, lambda each: (each.host,))
 
 
 @router.get("/hosts", tags=["hosts"], summary="List hosts")
-def hosts(request: Request, page: Paged, job: Wanted = None) -> Page[HostView]:
+def hosts(parts: Held, page: Paged, job: Wanted = None) -> Page[HostView]:
     """Return hosts by name with what runs there, the state of the agent, and open incidents that name them."""
-    parts = parts_of(request)
     after = page.after(str)
     found = list_hosts(parts.store, parts.control, parts.topology, parts.second_ns())
     wanted = [each for each in found if job is None or job in each.jobs]
@@ -49,25 +47,22 @@ def hosts(request: Request, page: Paged, job: Wanted = None) -> Page[HostView]:
 
 
 @router.get("/hosts/{host}", tags=["hosts"], summary="Read a host")
-def host(request: Request, host: HostName) -> HostDetail:
+def host(parts: Held, host: HostName) -> HostDetail:
     """Return a host with the last readings of its GPUs and NICs."""
-    parts = parts_of(request)
     return find_host(parts.store, parts.control, parts.topology, host, parts.second_ns())
 
 
 @router.get("/gpus", tags=["hosts"], summary="List GPUs")
-def gpus(request: Request, page: Paged, host: Wanted = None, since_s: SinceS = _HOUR_S) -> Page[GpuView]:
+def gpus(parts: Held, page: Paged, host: Wanted = None, since_s: SinceS = _HOUR_S) -> Page[GpuView]:
     """Return GPUs by host and index, each with its last reading."""
-    parts = parts_of(request)
     after = page.after(str, int)
     found = list_gpus(parts.store, parts.second_ns(), page.limit + 1, after, host, since_s)
     return page.cut(found, lambda each: (each.host, each.gpu))
 
 
 @router.get("/nics", tags=["hosts"], summary="List NICs")
-def nics(request: Request, page: Paged, host: Wanted = None, since_s: SinceS = _HOUR_S) -> Page[NicView]:
+def nics(parts: Held, page: Paged, host: Wanted = None, since_s: SinceS = _HOUR_S) -> Page[NicView]:
     """Return NICs by host and name, each with its last reading and its load over the last minute."""
-    parts = parts_of(request)
     after = page.after(str, str)
     found = list_nics(parts.store, parts.second_ns(), page.limit + 1, after, host, since_s)
     return page.cut(found, lambda each: (each.host, each.nic))
@@ -78,13 +73,12 @@ PartKind = Literal["gpu", "host", "link", "nic", "nvlink", "pcie", "port", "swit
 
 @router.get("/parts", tags=["parts"], summary="List parts with a history")
 def parts(
-    request: Request,
+    services: Held,
     page: Paged,
     kind: PartKind | None = None,
     flagged: Annotated[bool, Query(description="only parts with a flag, such as one that was sent back")] = False,
 ) -> Page[PartSummary]:
     """Return every part that was named, isolated, confirmed or told of with an error in the last 90 days, by name."""
-    services = parts_of(request)
     after = page.after(str)
     found = list_parts(services.store, services.control, services.second_ns(), kind)
     wanted = [each for each in found if each.flags or not flagged]
@@ -93,18 +87,16 @@ def parts(
 
 @router.get("/parts/{component:path}", tags=["parts"], summary="Read the history of a part")
 def part(
-    request: Request,
+    services: Held,
     component: Annotated[str, Path(max_length=300, description="kind:name, such as nic:h3/eth1 or gpu:GPU-1a2b…")],
 ) -> PartHistory:
     """Return the incidents, events, isolations and outcomes of one part; a GPU goes by its place or its UUID."""
-    services = parts_of(request)
     return find_part(services.store, services.control, component, services.second_ns())
 
 
 @router.get("/topology", tags=["topology"], summary="Read the topology with loads and suspects")
-def topology(request: Request) -> FabricView:
+def topology(parts: Held) -> FabricView:
     """Return all nodes and links: rates of the last two minutes, planned flows, and open incidents that name them."""
-    parts = parts_of(request)
     return read_fabric(parts.store, parts.control, parts.topology, parts.second_ns())
 
 

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
 from api.auth import Actor, Reader
-from api.parts import Parts, parts_of
+from api.parts import Held, Parts, parts_of
 from api.views.returned import sightings_at
 from lockstep.decision import Decision
 from lockstep.errors import BadInput, StoreAway
@@ -58,22 +58,22 @@ class Confirmation(Frozen):
 
 @router.get("/decisions", dependencies=[Reader])
 def decisions(
-    request: Request,
+    parts: Held,
     incident: str | None = None,
     job: str | None = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
 ) -> Json:
     """Return the newest decisions first, each with how far it was carried out."""
-    control = parts_of(request).control
+    control = parts.control
     found = list_decisions(control, incident=incident, job=job, limit=limit)
     runs = {run.decision: run.state for run in list_executions(control, job=job, limit=_MOST)}
     return {"items": [decision.as_json() | {"execution": runs.get(decision.id)} for decision in found]}
 
 
 @router.get("/decisions/{decision_id}", dependencies=[Reader])
-def decision(request: Request, decision_id: str) -> Json:
+def decision(parts: Held, decision_id: str) -> Json:
     """Return one decision with what persons said to it and every step that was done."""
-    control = parts_of(request).control
+    control = parts.control
     found, run = get_decision(control, decision_id), find_execution(control, decision_id)
     orders = [order.model_dump() for order in list_orders(control, decision_id)]
     return found.as_json() | {"orders": orders, "execution": run.model_dump() if run else None}
@@ -81,10 +81,9 @@ def decision(request: Request, decision_id: str) -> Json:
 
 @router.post("/decisions/{decision_id}/{kind}", status_code=202)
 def order(
-    request: Request, decision_id: str, kind: Literal["approve", "reject", "undo"], word: Word, actor: Actor
+    parts: Held, decision_id: str, kind: Literal["approve", "reject", "undo"], word: Word, actor: Actor
 ) -> Json:
     """Approve, reject or undo a decision; the planner follows within a second, and an undo holds."""
-    parts = parts_of(request)
     now_ns, found = parts.clock.now_ns(), get_decision(parts.control, decision_id)
     if kind == "approve" and found.expires_ns <= now_ns:
         raise BadInput(f"decision {decision_id} has expired: it rests on what was seen too long ago")
@@ -110,23 +109,16 @@ def _check_approvable(control: ControlDatabase, found: Decision) -> None:
 def confirm(request: Request, incident_id: str, confirmation: Confirmation, actor: Actor) -> Json:
     """Write down what an incident turned out to be, for the scorecard."""
     parts = parts_of(request)
-    outcome = Outcome(
-        incident=incident_id,
-        was_right=confirmation.was_right,
-        part=confirmation.part,
-        who=actor,
-        why=confirmation.why,
-        ts_ns=parts.clock.now_ns(),
-    )
+    outcome = Outcome(incident=incident_id, **dict(confirmation), who=actor, ts_ns=parts.clock.now_ns())
     save_outcome(parts.control, outcome)
     request.app.state.incident_pages.forget()  # whoever said it sees it
     return outcome.model_dump()
 
 
 @router.get("/isolated", dependencies=[Reader])
-def isolated(request: Request) -> Json:
+def isolated(parts: Held) -> Json:
     """Return the nodes that were taken out of service, how far each is on its way back, and what persons said."""
-    control = parts_of(request).control
+    control = parts.control
     return {
         "items": [
             each.model_dump() | {"orders": ([order.model_dump() for order in list_node_orders(control, each)])}
@@ -136,9 +128,8 @@ def isolated(request: Request) -> Json:
 
 
 @router.post("/isolated/{node}/{kind}", status_code=202)
-def order_node(request: Request, node: str, kind: NodeOrderKind, word: NodeWord, actor: Actor) -> Json:
+def order_node(parts: Held, node: str, kind: NodeOrderKind, word: NodeWord, actor: Actor) -> Json:
     """Say what is to become of an isolated node: test, return, rma or repaired; the planner follows."""
-    parts = parts_of(request)
     found = find_isolated(parts.control, node)
     given = NodeOrder(
         decision=found.decision,
@@ -168,18 +159,18 @@ def _identify(parts: Parts, isolated: Isolated, reported: PartIdentity) -> PartI
 
 
 @router.get("/scorecard", dependencies=[Reader])
-def scorecard(request: Request) -> Json:
+def scorecard(parts: Held) -> Json:
     """Return what the advice of late would have been worth, against outcomes that are confirmed."""
-    control = parts_of(request).control
+    control = parts.control
     found = list_decisions(control, limit=_MOST)
     ranks = {incident.job: incident.verdict.gpus for incident in list_incidents(control, limit=_MOST)}
     return score(found, list_outcomes(control), ranks).model_dump()
 
 
 @router.get("/downtime", dependencies=[Reader])
-def downtime(request: Request, job: str | None = None) -> Json:
+def downtime(parts: Held, job: str | None = None) -> Json:
     """Return where the time of faults went that were answered by a restart, in four rows each."""
-    control = parts_of(request).control
+    control = parts.control
     runs = list_executions(control, job=job, limit=_MOST)
     known = {run.decision: get_decision(control, run.decision) for run in runs}
     incidents = {run.incident: get_incident(control, run.incident) for run in runs}

@@ -33,35 +33,21 @@ def ready(request: Request) -> Response:
         request.app.state.check_ready()
     except LockstepError as error:
         return JSONResponse({"ready": False, "reason": str(error)}, 503)
-    return JSONResponse({"ready": True} | _analysis_of(request))
-
-
-def _analysis_of(request: Request) -> dict[str, str]:
-    """Return how far behind the analysis is, where it is; a service apart knows nothing of it."""
-    parts = getattr(request.app.state, "parts", None)
+    parts = getattr(request.app.state, "parts", None)  # a service apart knows nothing of the analysis
     behind = parts.analysis() if parts else ""
-    return {"analysis": behind} if behind else {}
+    return JSONResponse({"ready": True} | ({"analysis": behind} if behind else {}))
 
 
 @router.get("/metrics", dependencies=[Scraper], response_class=PlainTextResponse)
 def metrics(request: Request) -> Response:
     """Return all counters and gauges in Prometheus's text format."""
-    return write_metrics(request.app.state.registries)
+    return Response(b"".join(map(generate_latest, request.app.state.registries)), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/openapi.json", dependencies=[Reader], include_in_schema=False)
 def description(request: Request) -> JSONResponse:
     """Return what the API can do, for programs that write clients."""
     return JSONResponse(request.app.openapi())
-
-
-def own_metrics(request: Request) -> Response:
-    """Return the same without a token: a service apart listens on loopback, and counts nothing but itself."""
-    return write_metrics(request.app.state.registries)
-
-
-def write_metrics(registries: list[CollectorRegistry]) -> Response:
-    return Response(b"".join(map(generate_latest, registries)), media_type=CONTENT_TYPE_LATEST)
 
 
 def health_app(check_ready: Readiness, registries: list[CollectorRegistry]) -> FastAPI:
@@ -73,5 +59,5 @@ def health_app(check_ready: Readiness, registries: list[CollectorRegistry]) -> F
     app.get("/healthz", response_class=PlainTextResponse)(alive)
     app.get("/version")(version)
     app.get("/readyz")(ready)
-    app.get("/metrics")(own_metrics)
+    app.get("/metrics")(metrics)  # without a token: such a service listens on loopback, and counts only itself
     return app

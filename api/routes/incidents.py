@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from analyzer.windows.jobs import read_roster
 from analyzer.windows.window import Window
 from api.auth import Reader, admit_reader
-from api.parts import parts_of
+from api.parts import Held
 from api.query import USUAL, Cursor, Identity, Limit, Page, Paged, Wanted, add_link, read_cursor
 from api.views.incidents import (
     IncidentDetail,
@@ -89,45 +89,42 @@ async def incidents(
 
 
 @router.get("/incidents/{incident_id}", summary="Read an incident")
-def incident(request: Request, incident_id: Identity) -> IncidentDetail:
+def incident(parts: Held, incident_id: Identity) -> IncidentDetail:
     """Return one incident, what it turned out to be, and the decisions on it."""
-    return find_incident(parts_of(request).control, incident_id)
+    return find_incident(parts.control, incident_id)
 
 
 @router.get("/incidents/{incident_id}/timeline", summary="Read the timeline of an incident")
-def timeline(request: Request, page: Paged, incident_id: Identity) -> Page[Entry]:
+def timeline(parts: Held, page: Paged, incident_id: Identity) -> Page[Entry]:
     """Return who was notified, who acted and what was automatic, oldest first."""
     after = page.after(int, int, str)
-    found = read_timeline(parts_of(request).control, incident_id)
+    found = read_timeline(parts.control, incident_id)
     return page.cut_sorted(found, after, timeline_key)
 
 
 @router.get("/incidents/{incident_id}/changes", summary="Read what changed before an incident")
 def changes(
-    request: Request,
+    parts: Held,
     page: Paged,
     incident_id: Identity,
     before_s: Annotated[int, Query(ge=1, le=86_400, description="how far before the fault to look")] = BEFORE_S,
 ) -> Page[Change]:
     """Return what was different from shortly before the fault began, the newest first."""
-    parts = parts_of(request)
     after = page.after(int, str)
     found = find_changes(parts.store, parts.control, get_incident(parts.control, incident_id), before_s)
     return page.cut_sorted(found, after, change_key)
 
 
 @router.get("/incidents/{incident_id}/part", summary="Read what the part of an incident did before")
-def part(request: Request, incident_id: Identity) -> PartHistory:
+def part(parts: Held, incident_id: Identity) -> PartHistory:
     """Return the history of the part that the incident names, the incident itself included."""
-    parts = parts_of(request)
     named = get_incident(parts.control, incident_id).verdict.component
     return find_part(parts.store, parts.control, named, parts.clock.now_ns())
 
 
 @router.get("/incidents/{incident_id}/matrix", summary="Read the delay matrix of an incident")
-def matrix(request: Request, incident_id: Identity) -> Matrix:
+def matrix(parts: Held, incident_id: Identity) -> Matrix:
     """Return the delay matrix of the job in the last half minute in which the fault was seen."""
-    parts = parts_of(request)
     found = get_incident(parts.control, incident_id)
     end_ns = found.verdict.last_seen_ns
     window = Window(max(end_ns - _MATRIX_NS, 0), end_ns)

@@ -66,9 +66,11 @@ async def ingest(request: Request) -> Receipt:
     cache: TokenCache = request.app.state.token_cache
     host = str((await find_agent(request)).host)
     agent, boot, number = _identity(request, host)
-    body = await read_body(request, parts.settings.gateway.max_batch_mb)
+    gateway = parts.settings.gateway
+    body = await read_body(request, gateway.max_batch_mb)
     entry = Entry(agent, boot, number, parts.clock.now_ns(), body)
-    watermark = await asyncio.wrap_future(parts.gateway.take(entry, _limits(parts)))
+    limits = CheckLimits((gateway.max_batch_mb << 20) * _UNPACKED_PER_MB, gateway.max_rows)
+    watermark = await asyncio.wrap_future(parts.gateway.take(entry, limits))
     return Receipt(watermark=watermark, requests=tuple(await cache.detail_requests_for(host)))
 
 
@@ -129,11 +131,6 @@ async def read_body(request: Request, limit_mb: int) -> bytes:
             raise BadBatch(f"a batch may have {limit_mb} MiB", slug="too-large", status=413)
         pieces.append(piece)
     return b"".join(pieces)
-
-
-def _limits(parts: Parts) -> CheckLimits:
-    gateway = parts.settings.gateway
-    return CheckLimits((gateway.max_batch_mb << 20) * _UNPACKED_PER_MB, gateway.max_rows)
 
 
 _MOST_STATEMENTS = 5_000  # of one request: each is an entry of the log

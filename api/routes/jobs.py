@@ -8,7 +8,7 @@ from fastapi.concurrency import run_in_threadpool
 from analyzer.windows.jobs import read_roster
 from analyzer.windows.window import Window
 from api.auth import Reader
-from api.parts import Parts, parts_of
+from api.parts import Held, Parts, parts_of
 from api.query import Attempt, Comm, JobName, Page, Paged, Timestamp, Wanted, read_comm, read_window
 from api.views.jobs import Condition, Job, TrainingStep, find_job, list_jobs, list_steps
 from api.views.matrix import MOST_COLUMNS, Lags, Matrix, MatrixCache, read_lags, read_matrix
@@ -24,29 +24,27 @@ _LAGS_NS = 300 * NS_PER_S  # shown where nothing else is asked for
 
 @router.get("/jobs", summary="List jobs")
 def jobs(
-    request: Request,
+    parts: Held,
     page: Paged,
     job: Wanted = None,
     condition: Annotated[list[Condition] | None, Query(description="only jobs that are so; may be repeated")] = None,
 ) -> Page[Job]:
     """Return attempts of jobs by name and number, each with its condition, newest step and open incidents."""
-    parts = parts_of(request)
     after = page.after(str, int)
     found = list_jobs(parts.store, parts.control, parts.second_ns(), page.limit + 1, after, job, condition or ())
     return page.cut(found, lambda each: (each.job, each.attempt))
 
 
 @router.get("/jobs/{job:path}/steps", summary="List training steps of a job")
-def steps(request: Request, page: Paged, job: JobName) -> Page[TrainingStep]:
+def steps(parts: Held, page: Paged, job: JobName) -> Page[TrainingStep]:
     """Return training steps, the newest first, with the slowest rank of each."""
-    found = list_steps(parts_of(request).store, job, page.limit + 1, page.after(int, int))
+    found = list_steps(parts.store, job, page.limit + 1, page.after(int, int))
     return page.cut(found, lambda each: (each.attempt, each.step))
 
 
 @router.get("/jobs/{job:path}/ranks", summary="List ranks of a job")
-def ranks(request: Request, page: Paged, job: JobName, attempt: Attempt = None) -> Page[Rank]:
+def ranks(parts: Held, page: Paged, job: JobName, attempt: Attempt = None) -> Page[Rank]:
     """Return the ranks of an attempt with host, GPU and what each waits for now."""
-    parts = parts_of(request)
     after = page.after(int)
     number = newest_attempt(parts.store, job, attempt)
     found = list_ranks(parts.store, job, number, parts.second_ns())
@@ -54,9 +52,8 @@ def ranks(request: Request, page: Paged, job: JobName, attempt: Attempt = None) 
 
 
 @router.get("/jobs/{job:path}/communicators", summary="List communicators of a job")
-def communicators(request: Request, page: Paged, job: JobName, attempt: Attempt = None) -> Page[Communicator]:
+def communicators(parts: Held, page: Paged, job: JobName, attempt: Attempt = None) -> Page[Communicator]:
     """Return the communicators of an attempt by id."""
-    parts = parts_of(request)
     after = page.after(str)
     number = newest_attempt(parts.store, job, attempt)
     found = list_communicators(parts.store, job, number, page.limit + 1, after and (read_comm(str(after[0])) or 0,))
@@ -94,7 +91,7 @@ async def matrix(
 
 @router.get("/jobs/{job:path}/lags", summary="Read who arrives late in a job")
 def lags(
-    request: Request,
+    parts: Held,
     job: JobName,
     attempt: Attempt = None,
     from_ns: Timestamp = None,
@@ -102,7 +99,6 @@ def lags(
     columns: Annotated[int, Query(ge=1, le=MOST_COLUMNS, description="stretches of time to cut it into")] = 60,
 ) -> Lags:
     """Return by how much each rank came to its collectives after the first; of the last five minutes, or as asked."""
-    parts = parts_of(request)
     window = read_window(from_ns, to_ns, _LONGEST_LAGS_NS)
     number = newest_attempt(parts.store, job, attempt)
     if window is None:
@@ -112,9 +108,8 @@ def lags(
 
 
 @router.get("/jobs/{job:path}", summary="Read a job")  # last: a job's id may hold slashes
-def job(request: Request, job: JobName) -> Job:
+def job(parts: Held, job: JobName) -> Job:
     """Return the newest attempt of a job."""
-    parts = parts_of(request)
     return find_job(parts.store, parts.control, job, parts.second_ns())
 
 

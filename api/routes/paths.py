@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from api.auth import Agent, Reader, require_agent, require_reader
-from api.parts import parts_of
+from api.parts import Held, parts_of
 from lockstep.errors import NotAllowed, NotPresent
 from lockstep.host_paths import HostPaths, PathCount
 from lockstep.path_file import dump_plan
@@ -28,9 +28,9 @@ def require_host_or_reader(request: Request, host: str) -> None:
 
 
 @router.get("", dependencies=[Reader])
-def plan_in_force(request: Request) -> Json:
+def plan_in_force(parts: Held) -> Json:
     """Return the plan in force in figures, with the share of connections that keep to it."""
-    control = parts_of(request).control
+    control = parts.control
     plan = newest_path_plan(control)
     if plan is None:
         raise NotPresent("there is no path plan so far")
@@ -45,9 +45,9 @@ def plan_in_force(request: Request) -> Json:
 
 
 @router.get("/history", dependencies=[Reader])
-def history(request: Request, limit: Annotated[int, Query(ge=1, le=500)] = 100) -> Json:
+def history(parts: Held, limit: Annotated[int, Query(ge=1, le=500)] = 100) -> Json:
     """Return the newest plans first, with their reasons."""
-    return {"items": [plan.model_dump() for plan in list_path_plans(parts_of(request).control, limit)]}
+    return {"items": [plan.model_dump() for plan in list_path_plans(parts.control, limit)]}
 
 
 @router.get("/hosts/{host}", dependencies=[Depends(require_host_or_reader)], response_model=HostPaths)
@@ -64,9 +64,8 @@ def host_paths(request: Request, host: str, form: Annotated[Literal["json", "fil
 
 
 @router.post("/hosts/{host}/count", status_code=204)
-def count(request: Request, host: str, path_count: PathCount, agent: Agent) -> None:
+def count(parts: Held, host: str, path_count: PathCount, agent: Agent) -> None:
     """Take from a host's agent how many connections keep to their plan."""
     if agent.host != host:
         raise NotAllowed(f"the agent of {agent.host} does not speak for {host}", slug="wrong-host", status=403)
-    parts = parts_of(request)
     save_count(parts.control, host, path_count, parts.clock.now_ns())

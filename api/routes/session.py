@@ -8,7 +8,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, PackageLoader, select_autoescape
 
-from api.auth import LOGIN, SESSION_COOKIE, allows, check_origin, prove, safe_next
+from api.auth import LOGIN, SESSION_COOKIE, check_origin, check_scope, prove, safe_next
 from api.limits import ONLY_KNOWN, is_known_token
 from api.parts import parts_of
 from lockstep.clock import NS_PER_S
@@ -87,10 +87,7 @@ def _begin(request: Request, token: str) -> tuple[str, int]:
     """Return the secret of a new session and how many seconds it lasts; NotAllowed for a token that cannot read."""
     parts = parts_of(request)
     proven = prove(request, token)
-    if not allows(proven.token.scope, "read"):
-        raise NotAllowed(
-            f"a token of scope {proven.token.scope} does not allow reading", slug="wrong-scope", status=403
-        )
+    check_scope(proven.token, "read")
     now_ns = parts.clock.now_ns()
     expires_ns = min(proven.expires_ns, now_ns + (int(parts.settings.api.session_hours * _NS_PER_HOUR)))
     return begin_session(parts.control, proven.token, now_ns, expires_ns), (expires_ns - now_ns) // NS_PER_S

@@ -182,8 +182,9 @@ async def stream(
     Last-Event-ID, as browsers do by themselves: everything that changed meanwhile follows, each thing once.
     """
     feed: ChangeFeed = request.app.state.feed
-    after = _read_id(last_event_id) if last_event_id else None
-    known = await feed.begin(after)
+    if last_event_id and not _NUMBER.fullmatch(last_event_id):
+        raise BadInput(f"Last-Event-ID is {last_event_id[:40]!r}, and this server's are numbers")
+    known = await feed.begin(int(last_event_id) if last_event_id else None)
     seat = ExitStack()
     seat.enter_context(feed.seat())
     return _Stream(_events(request, feed, known, job), seat)
@@ -230,9 +231,3 @@ def _name(change: Change, state: object, *, is_new: bool) -> str:
     if change.kind == "execution":
         return "execution.changed"
     return "incident.closed" if state == "closed" else "incident.opened" if is_new else "incident.updated"
-
-
-def _read_id(text: str) -> int:
-    if not _NUMBER.fullmatch(text):
-        raise BadInput(f"Last-Event-ID is {text[:40]!r}, and this server's are numbers")
-    return int(text)

@@ -11,7 +11,7 @@ from api.alerts.formats import headline
 from api.alerts.notifier import make_notifier
 from api.alerts.service import all_targets
 from api.auth import Admin, Reader
-from api.parts import Parts, parts_of
+from api.parts import Held, Parts, parts_of
 from api.query import Cursor, Limit, Page, add_link, cut_page, read_cursor
 from lockstep.alert_settings import Target
 from lockstep.errors import BadInput, NotPresent
@@ -80,18 +80,16 @@ class Tested(Frozen):
 
 
 @router.get("", dependencies=[Reader])
-def targets(request: Request) -> Page[TargetView]:
+def targets(parts: Held) -> Page[TargetView]:
     """Return all receivers, by name; there are few, so this is always one page."""
-    parts = parts_of(request)
     health = list_health(parts.control)
     found = all_targets(parts.settings.alerts, parts.control)
     return Page(items=tuple(_view(parts, found[name], health.get(name)) for name in sorted(found)), next=None)
 
 
 @router.post("", status_code=201)
-def create(request: Request, target: Target, admin: Admin, why: Why = "") -> TargetView:
+def create(parts: Held, target: Target, admin: Admin, why: Why = "") -> TargetView:
     """Make a receiver; from now on it is told what is open and what follows."""
-    parts = parts_of(request)
     _check_made_here(target)
     if target.name in {each.name for each in parts.settings.alerts.targets}:
         raise BadInput(f"there is a target {target.name!r} in the settings already")
@@ -100,16 +98,14 @@ def create(request: Request, target: Target, admin: Admin, why: Why = "") -> Tar
 
 
 @router.get("/{name}", dependencies=[Reader])
-def target(request: Request, name: Name) -> TargetView:
+def target(parts: Held, name: Name) -> TargetView:
     """Return one receiver and how it answers."""
-    parts = parts_of(request)
     return _view(parts, _find(parts, name), list_health(parts.control).get(name))
 
 
 @router.patch("/{name}")
-def change(request: Request, name: Name, changes: dict[str, JsonValue], admin: Admin, why: Why = "") -> TargetView:
+def change(parts: Held, name: Name, changes: dict[str, JsonValue], admin: Admin, why: Why = "") -> TargetView:
     """Change what is given and leave the rest; `secrets` replaces all of them, so name both while changing keys."""
-    parts = parts_of(request)
     old = _find_made_here(parts, name)
     if changes.get("name", name) != name:
         raise BadInput(f"a target keeps its name: make another one, and delete {name!r}")
@@ -121,27 +117,24 @@ def change(request: Request, name: Name, changes: dict[str, JsonValue], admin: A
 
 
 @router.delete("/{name}")
-def delete(request: Request, name: Name, admin: Admin, why: Why = "") -> dict[str, str]:
+def delete(parts: Held, name: Name, admin: Admin, why: Why = "") -> dict[str, str]:
     """Forget a receiver, with its log and what it has not got yet."""
-    parts = parts_of(request)
     _find_made_here(parts, name)
     delete_target(parts.control, name, who=admin, why=why, now_ns=parts.clock.now_ns())
     return {"deleted": name}
 
 
 @router.post("/{name}/enable")
-def enable(request: Request, name: Name, admin: Admin, why: Why = "") -> TargetView:
+def enable(parts: Held, name: Name, admin: Admin, why: Why = "") -> TargetView:
     """Send again to a receiver that was disabled because it said that it is gone."""
-    parts = parts_of(request)
     found = _find_whole(parts, name)
     enable_target(parts.control, name, who=admin, why=why, now_ns=parts.clock.now_ns())
     return _view(parts, found, list_health(parts.control).get(name))
 
 
 @router.post("/{name}/test")
-def test(request: Request, name: Name, admin: Admin) -> Tested:
+def test(parts: Held, name: Name, admin: Admin) -> Tested:
     """Send a message at once that says it is a test, and return what the receiver said; it is not tried again."""
-    parts = parts_of(request)
     found, now_ns = _find_whole(parts, name), parts.clock.now_ns()
     record(parts.control, who=admin, what="test_target", subject=name, why="", now_ns=now_ns)
     reply = make_notifier(parts.settings, parts.clock).deliver(found, _test_notification(admin, now_ns))
@@ -169,9 +162,8 @@ def deliveries(
 
 
 @router.post("/{name}/deliveries/{event}/replay", status_code=202)
-def replay(request: Request, name: Name, event: Event, admin: Admin, why: Why = "") -> DeliveryView:
+def replay(parts: Held, name: Name, event: Event, admin: Admin, why: Why = "") -> DeliveryView:
     """Send a message once more, under its old id, whatever became of it."""
-    parts = parts_of(request)
     _find(parts, name)
     return _delivery_view(
         replay_delivery(parts.control, name, event, who=admin, why=why, now_ns=parts.clock.now_ns())

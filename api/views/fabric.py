@@ -1,14 +1,13 @@
 """The topology as it is now: every link with its load, every node, and the parts that an open incident names."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
 
 from api.query import show_timestamp
-from api.views.hosts import load_of, rate_gbps
-from api.views.part_names import nodes_of
+from api.views.hosts import incidents_by_name, load_of, rate_gbps
 from lockstep.clock import NS_PER_S
 from lockstep.errors import NotPresent
 from lockstep.state.database import ControlDatabase
@@ -17,7 +16,7 @@ from lockstep.state.fabric import TopologyVersion, find_topology, list_host_path
 from lockstep.state.incidents import open_incidents
 from lockstep.store.store import Store
 from lockstep.topology import Link, Node, Topology, link_name, split_end
-from lockstep.verdict import Frozen, Incident
+from lockstep.verdict import Frozen
 
 _RECENT_NS = 120 * NS_PER_S  # counters older than this say nothing about the load now
 
@@ -79,7 +78,7 @@ def read_fabric(store: Store, control: ControlDatabase, topology: Topology | Non
     version, topology = _choose(control, topology)
     rows = store.query(_RATES, {"since": max(now_ns - _RECENT_NS, 0), "now": now_ns}).to_pylist()
     rates = {(row["node"], row["port"]): _rates(row) for row in rows}
-    suspects = _suspects(open_incidents(control))
+    suspects = incidents_by_name(open_incidents(control))
     out = {each.node for each in list_isolated(control) if each.state != "returned"}
     flows = Counter(link for host in list_host_paths(control) for choice in host.choices for link in choice.links)
     plan = newest_path_plan(control)
@@ -109,17 +108,6 @@ def _choose(control: ControlDatabase, topology: Topology | None) -> tuple[Topolo
 def _rates(row: dict[str, Any]) -> tuple[float | None, float | None]:  # Any: columns of several types
     sent, received = (rate_gbps(row[f"{side}_then"], row[f"{side}_now"], row["span_ns"]) for side in ("tx", "rx"))
     return sent, received
-
-
-def _suspects(incidents: list[Incident]) -> dict[str, tuple[str, ...]]:
-    """Return the ids of incidents by every name that they make suspect: the part, its nodes, and its cable's ends."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for incident in incidents:
-        component = incident.verdict.component
-        names = {component, *nodes_of(component), *incident.verdict.ambiguous_with}
-        for name in names:
-            found[name].append(incident.id)
-    return {name: tuple(ids) for name, ids in found.items()}
 
 
 def _node(node: Node, suspects: Mapping[str, tuple[str, ...]], out: set[str]) -> NodeView:

@@ -1,7 +1,7 @@
 """The hosts: what runs there, how the collector is, what is out of service, and which open incident names what."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import Field
@@ -15,7 +15,7 @@ from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import list_isolated
 from lockstep.state.incidents import open_incidents
 from lockstep.store.store import Store
-from lockstep.topology import Node, Topology, gpu_name, nic_name
+from lockstep.topology import Topology, gpu_name, nic_name
 from lockstep.verdict import Frozen, Incident
 from lockstep.words import timestamp
 
@@ -254,9 +254,19 @@ def list_hosts(store: Store, control: ControlDatabase, topology: Topology | None
     running = store.query(_RUNNING, {"since": max(now_ns - _ALIVE_NS, 0)}).to_pylist()
     jobs = {row["host"]: tuple(sorted(row["jobs"])) for row in running}
     out = {each.node: each for each in list_isolated(control) if each.state != "returned"}
-    named = incidents_by_host(open_incidents(control))
+    named = incidents_by_name(open_incidents(control))
     return [
-        _as_host(host, nodes.get(host), agents.get(host), jobs, out, named)
+        HostView(
+            host=host,
+            rack=nodes[host].rack if host in nodes else None,
+            in_topology=host in nodes,
+            gpus=len(nodes[host].gpus) if host in nodes else None,
+            nics=len(nodes[host].nics) if host in nodes else None,
+            jobs=jobs.get(host, ()),
+            agent=agents.get(host),
+            isolated=out.get(host),
+            incidents=named.get(host, ()),
+        )
         for host in sorted({*agents, *nodes, *jobs, *out})
     ]
 
@@ -275,31 +285,11 @@ def find_host(
     )
 
 
-def incidents_by_host(incidents: Iterable[Incident]) -> dict[str, tuple[str, ...]]:
-    """Return the ids of incidents by the nodes that they name."""
+def incidents_by_name(incidents: Iterable[Incident]) -> dict[str, tuple[str, ...]]:
+    """Return the ids of incidents by all that they make suspect: the part, its nodes, and what it may be as well."""
     found: dict[str, list[str]] = defaultdict(list)
     for incident in incidents:
-        for host in nodes_of(incident.verdict.component):
-            found[host].append(incident.id)
-    return {host: tuple(ids) for host, ids in found.items()}
-
-
-def _as_host(
-    host: str,
-    node: Node | None,
-    agent: AgentView | None,
-    jobs: Mapping[str, tuple[str, ...]],
-    out: Mapping[str, Isolated],
-    named: Mapping[str, tuple[str, ...]],
-) -> HostView:
-    return HostView(
-        host=host,
-        rack=node.rack if node else None,
-        in_topology=node is not None,
-        gpus=len(node.gpus) if node else None,
-        nics=len(node.nics) if node else None,
-        jobs=jobs.get(host, ()),
-        agent=agent,
-        isolated=out.get(host),
-        incidents=named.get(host, ()),
-    )
+        component = incident.verdict.component
+        for name in {component, *nodes_of(component), *incident.verdict.ambiguous_with}:
+            found[name].append(incident.id)
+    return {name: tuple(ids) for name, ids in found.items()}

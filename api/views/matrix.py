@@ -43,6 +43,11 @@ class Seat(Frozen):
     host: str
     gpu: int | None = None
 
+    @property
+    def place(self) -> str:
+        """Host and GPU, as people write them."""
+        return self.host if self.gpu is None else f"{self.host}/{self.gpu}"
+
 
 class Cells(Frozen):
     """The cells that are known, as parallel columns."""
@@ -176,9 +181,8 @@ class Lags(Frozen):
     lag_ms: tuple[tuple[float | None, ...], ...] = Field(description="mean lag by rank and column; None: not known")
 
 
-def read_lags(store: Store, job: str, attempt: int, roster: Roster, window: Window, columns: int = 60) -> Lags:
+def read_lags(store: Store, job: str, attempt: int, roster: Roster, window: Window, columns: int) -> Lags:
     """Return the arrival lags of a window in about as many columns; a column has whole seconds."""
-    columns = min(max(columns, 1), MOST_COLUMNS)
     start_ns = window.start_ns // NS_PER_S * NS_PER_S
     seconds = -(-(window.end_ns - start_ns) // NS_PER_S)
     length_ns = -(-seconds // columns) * NS_PER_S

@@ -96,9 +96,11 @@ def list_ranks(store: Store, job: str, attempt: int, now_ns: int) -> list[Rank]:
     process = _processes(roster, rows)
     newest = dict(zip(process.tolist(), rows.to_pylist(), strict=True))  # rows come in no order: any of them tells it
     numbers = rank_numbers(roster)
+    told = ("host", "gpu", "gpu_uuid", "pid", "nccl_version", "plugin_version")
+    identities = [{name: newest[number][name] for name in told} for number in range(len(roster))]
     return [
-        Rank(rank=int(numbers[number]), **_identity(newest[number]), **waits.get(number, {}))
-        for number in range(len(roster))
+        Rank(rank=int(numbers[number]), **identity, **waits.get(number, {}))
+        for number, identity in enumerate(identities)
     ]
 
 
@@ -117,10 +119,6 @@ def list_communicators(
     return [
         Communicator(**row | {"comm": str(row["comm"]), "made_at": show_timestamp(row["made_ns"])}) for row in rows
     ]
-
-
-def _identity(row: dict[str, Any]) -> dict[str, Any]:  # Any: columns of several types
-    return {name: row[name] for name in ("host", "gpu", "gpu_uuid", "pid", "nccl_version", "plugin_version")}
 
 
 def _processes(roster: Roster, rows: pa.Table) -> np.ndarray:
@@ -154,7 +152,7 @@ def _read_waits(store: Store, roster: Roster, asked: dict[str, Any]) -> dict[int
     return found
 
 
-SILENCE_NS = 15 * NS_PER_S  # as long as the analyzer waits for a host by default
+_SILENCE_NS = 15 * NS_PER_S  # as long as the analyzer waits for a host by default
 _LOOKBACK_NS = 120 * NS_PER_S  # as far as the analyzer does for heartbeats
 _NEWEST_NS = 30 * NS_PER_S  # within which the newest rows of a running job are
 
@@ -175,19 +173,19 @@ class Closed:
     silent: frozenset[str]  # hosts that say nothing: their rows are missing
 
 
-def find_closed(store: Store, job: str, attempt: int, now_ns: int, silence_ns: int = SILENCE_NS) -> Closed:
+def find_closed(store: Store, job: str, attempt: int, now_ns: int) -> Closed:
     """Return the last closed window of an attempt, also of one that has ended, or raise NotPresent."""
     roster = read_roster(store, job, attempt)
     last_ns = _find_last(store, job, attempt, now_ns)
     reports = find_reports(store, roster.hosts, now_ns - _LOOKBACK_NS)
-    silent = frozenset(host for host in roster.hosts if _is_silent(reports.get(host), now_ns, silence_ns))
+    silent = frozenset(host for host in roster.hosts if _is_silent(reports.get(host), now_ns))
     reached = [reports[host].told_ns for host in roster.hosts - silent]
     end_ns = min([last_ns, now_ns, *reached]) // NS_PER_S * NS_PER_S
     return Closed(job, attempt, window_at(max(end_ns, 1), 0, None, EvaluationOptions()), roster, silent)
 
 
-def _is_silent(report: HostReport | None, now_ns: int, silence_ns: int) -> bool:
-    return report is None or report.missing_source is not None or now_ns - report.last_seen_ns > silence_ns
+def _is_silent(report: HostReport | None, now_ns: int) -> bool:
+    return report is None or report.missing_source is not None or now_ns - report.last_seen_ns > _SILENCE_NS
 
 
 def _find_last(store: Store, job: str, attempt: int, now_ns: int) -> int:

@@ -9,7 +9,7 @@ from analyzer.windows.jobs import list_hosts as as_parameter
 from api.query import SortKey, digest_of, show_timestamp
 from lockstep.clock import NS_PER_S
 from lockstep.decision import Decision
-from lockstep.execution import Execution, Isolated, Order, Outcome, Step
+from lockstep.execution import Execution, Isolated, Order, Outcome
 from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import find_execution, list_decisions, list_isolated, list_orders
 from lockstep.state.deliveries import Delivery
@@ -46,7 +46,8 @@ def read_timeline(control: ControlDatabase, incident: str) -> list[Entry]:
     for decision in decisions:
         entries.append(_of_decision(decision))
         entries += [_of_order(order) for order in list_orders(control, decision.id)]
-        entries += _of_execution(find_execution(control, decision.id))
+        if run := find_execution(control, decision.id):
+            entries += _of_execution(run)
     entries += _of_isolations(each for each in list_isolated(control) if each.decision in ours)
     entries += _of_deliveries(deliveries_about(control, incident))
     entries += [_of_outcome(outcome) for outcome in outcomes_of(control, [incident]).values()]
@@ -87,22 +88,18 @@ def _of_order(order: Order) -> Entry:
     return _entry(order.ts_ns, "order", order.who, what, order.decision, automatic=order.who == _PLANNER)
 
 
-def _of_execution(execution: Execution | None) -> Iterator[Entry]:
+def _of_execution(execution: Execution) -> Iterator[Entry]:
     """Return when each step began and how it ended; one that only waits has not happened."""
-    for step in execution.steps if execution else ():
-        if step.began_ns is not None:
-            yield _of_step(execution, step, step.began_ns, "begins")
-        if step.ended_ns is not None:
-            yield _of_step(execution, step, step.ended_ns, f"{step.state}: {step.message}".rstrip(": "))
-    if execution and execution.ended_ns is not None:
+    is_own = execution.approved_by in ("", _PLANNER, "policy")
+    for step in execution.steps:
+        ended = f"{step.state}: {step.message}".rstrip(": ")
+        for ts_ns, how in ((step.began_ns, "begins"), (step.ended_ns, ended)):
+            if ts_ns is not None:
+                what = f"{step.act} {step.subject} {how}"
+                yield _entry(ts_ns, "step", _PLANNER, what, step.subject, automatic=is_own)
+    if execution.ended_ns is not None:
         what = f"{execution.action} {execution.state}: {execution.reason}".rstrip(": ")
         yield _entry(execution.ended_ns, "step", _PLANNER, what, execution.decision)
-
-
-def _of_step(execution: Execution | None, step: Step, ts_ns: int, how: str) -> Entry:
-    asked_by = execution.approved_by if execution else ""
-    is_own = asked_by in ("", _PLANNER, "policy")
-    return _entry(ts_ns, "step", _PLANNER, f"{step.act} {step.subject} {how}", step.subject, automatic=is_own)
 
 
 def _of_isolations(isolated: Iterable[Isolated]) -> Iterator[Entry]:

@@ -1,10 +1,13 @@
 """A whole web process for tests: real routes over a real control database, with the store that the test brings."""
 
 import socket
+import ssl
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,8 @@ from lockstep.clock import Clock
 from lockstep.config import Settings
 from lockstep.records import RECORDS_VERSION
 from lockstep.sealing import Keyring
-from lockstep.state.database import open_control
+from lockstep.state.database import ControlDatabase, open_control
+from lockstep.state.leases import Lease, take_lease
 from lockstep.state.tokens import Scope, create_token
 from lockstep.store.migrations import Layout
 from lockstep.store.store import Store
@@ -40,11 +44,29 @@ class Api:
     def make_token(self, scope: Scope, host: str | None = None) -> str:
         return create_token(self.parts.control, scope=scope, host=host, name="test", now_ns=T0)
 
+    def lease(self, name: str) -> Lease:
+        """Take a lease that lasts for as long as the test."""
+        held = take_lease(self.parts.control, name, "test", 10**18, self.parts.clock.now_ns())
+        assert held is not None
+        return held
+
     def get(self, path: str, query: Mapping[str, str | int] | None = None) -> httpx.Response:
         """Ask as a reader."""
         if not self._readers:
             self._readers.append(self.make_token("read"))
         return self.client.get(path, params=query, headers=bearer(self._readers[0]))
+
+    def walk(self, path: str, query: Mapping[str, str | int]) -> list[dict[str, Any]]:
+        """Return the items of all pages of a list, to which `next` and the Link header lead alike."""
+        page = self.get(path, query)
+        items: list[dict[str, Any]] = page.json()["items"]
+        while cursor := page.json()["next"]:
+            assert len(page.json()["items"]) <= int(query["limit"])
+            assert f"cursor={cursor}" in page.links["next"]["url"]
+            page = self.get(page.links["next"]["url"])
+            items += page.json()["items"]
+        assert "next" not in page.links
+        return items
 
 
 @contextmanager
@@ -61,7 +83,7 @@ def running_api(
 ) -> Iterator[Api]:
     """Give an app on a socket, with a control database and a gateway of its own."""
     clock = clock or PunctualClock()
-    with open_control(f"sqlite:///{folder / 'control.db'}", keys=keys_in(folder)) as control:
+    with opened_control(folder) as control:
         parts = Parts(
             settings=settings or Settings(),
             store=store,
@@ -72,13 +94,31 @@ def running_api(
             notice=notice,
             topology=topology,
         )
-        with served(create_app(parts)) as url, httpx.Client(base_url=url, trust_env=False, timeout=LIMIT_S) as client:
+        with served(create_app(parts)) as url, open_client(url) as client:
             yield Api(parts, client)
 
 
-def keys_in(folder: Path) -> Keyring:
-    """Return keys as a process has them whose state is in the folder."""
-    return Keyring(folder / "secrets.key", is_made=True)
+def open_client(url: str) -> httpx.Client:
+    """Return a client that trusts nobody: reading the system's certificates takes as long as starting the app."""
+    return httpx.Client(
+        base_url=url, trust_env=False, timeout=LIMIT_S, verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    )
+
+
+def opened_control(folder: Path, **options: Any) -> ControlDatabase:
+    """Return the control database of a process whose state is in the folder, with its keys."""
+    file = folder / "control.db"
+    if not file.exists():
+        file.write_bytes(_empty_control())
+    return open_control(f"sqlite:///{file}", keys=Keyring(folder / "secrets.key", is_made=True), **options)
+
+
+@cache
+def _empty_control() -> bytes:
+    """Return the file of a new control database: to make its tables each time takes longer than most tests."""
+    with tempfile.TemporaryDirectory() as folder:
+        open_control(f"sqlite:///{folder}/control.db").close()
+        return Path(folder, "control.db").read_bytes()
 
 
 def bearer(token: str) -> dict[str, str]:

@@ -5,18 +5,28 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.state.database import ControlDatabase, open_control
-from lockstep.store.migrations import Layout, migrate
-from lockstep.store.store import Store, open_store
-from tests.api.build import Api, running_api
+from lockstep.state.database import ControlDatabase
+from lockstep.store.store import Store
+from tests.api.build import Api, opened_control, running_api
+from tests.fixtures.stores import SharedEngine
+
+
+@pytest.fixture(scope="package")
+def api_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedEngine]:
+    """The embedded engine of all these tests: to make one and its tables takes most of a second."""
+    engine = SharedEngine()
+    engine.directory = tmp_path_factory.mktemp("engine")
+    yield engine
+    engine.close()
 
 
 @pytest.fixture(scope="module")
-def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """A migrated embedded store for a whole module; each test uses hosts and jobs of its own."""
-    with open_store(f"chdb://{tmp_path_factory.mktemp('api') / 'store'}") as store:
-        migrate(store, Layout(store.database), now_ns=1)
+def shared_store(api_engine: SharedEngine) -> Iterator[Store]:
+    """A migrated embedded store for a whole module, empty at its begin; each test uses hosts and jobs of its own."""
+    with api_engine.open_store() as store:
+        api_engine.spares.prepare(store)
         yield store
+        api_engine.spares.give_back(store)
 
 
 @pytest.fixture(scope="module")
@@ -35,5 +45,5 @@ def api(tmp_path: Path, shared_store: Store) -> Iterator[Api]:
 
 @pytest.fixture
 def control(tmp_path: Path) -> Iterator[ControlDatabase]:
-    with open_control(f"sqlite:///{tmp_path / 'control.db'}") as database:
+    with opened_control(tmp_path) as database:
         yield database

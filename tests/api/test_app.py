@@ -10,7 +10,6 @@ from api.app import remember_check
 from lockstep.clock import ManualClock
 from lockstep.errors import StoreAway
 from lockstep.state.incidents import save_incidents
-from lockstep.state.tokens import create_token
 from tests.api.build import Api, bearer, check_problem
 from tests.builders import T0
 from tests.lockstep.state.build import incident
@@ -91,30 +90,19 @@ _OF_EACH = ("date", "x-request-id")
 
 
 def test_list_that_others_have_asked_for_is_refused_to_strangers_and_the_revoked(api: Api) -> None:
-    control = api.parts.control
-    secret = create_token(control, scope="read", host=None, name="r", now_ns=T0)
-    admin = bearer(create_token(control, scope="admin", host=None, name="a", now_ns=T0))
+    secret, admin = api.make_token("read"), bearer(api.make_token("admin"))
     assert api.client.get(LIST, headers=bearer(secret)).status_code == 200
     assert api.client.delete(f"/api/v1/tokens/{secret.split('_')[1]}", headers=admin).status_code < 300
     check_problem(api.client.get(LIST, headers=bearer(secret)), 401, "unknown-token")
-    assert api.get(LIST).status_code == 200
     check_problem(api.client.get(LIST), 401, "no-token")
-    check_problem(api.client.get(LIST, headers=bearer("lks_nothing")), 401, "unknown-token")
-    agent = create_token(api.parts.control, scope="ingest", host="h0", name="agent", now_ns=T0)
+    agent = api.make_token("ingest", "h0")
     check_problem(api.client.get(LIST, headers=bearer(agent)), 403, "wrong-scope")
-    page = api.client.get(LIST, headers={"Accept": "text/html"})
-    assert page.status_code in (303, 401)
 
 
 def test_second_answer_is_as_the_first(api: Api) -> None:
     save_incidents(api.parts.control, [incident(f"i{number}") for number in range(3)], None)
-    for query, status in (
-        ("", 200),
-        ("?limit=1", 200),
-        ("?state=open&limit=2", 200),
-        ("?job=x", 200),
-        ("?limit=x", 422),
-    ):
+    asked = {"": 200, "?limit=1": 200, "?state=open&limit=2": 200, "?job=x": 200, "?limit=x": 422}
+    for query, status in asked.items():
         first, second = (api.get(LIST + query) for _ in range(2))
         assert first.status_code == second.status_code == status
         assert second.json() == first.json()

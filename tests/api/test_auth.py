@@ -18,13 +18,13 @@ from lockstep.state.decisions import save_decisions, save_isolated
 from lockstep.state.deliveries import Outgoing, save_round
 from lockstep.state.documents import list_audit
 from lockstep.state.incidents import save_incidents
-from lockstep.state.leases import Lease, take_lease
 from lockstep.state.policies import policy_of
 from lockstep.state.tokens import Scope, create_token, revoke_token
 from lockstep.store.store import Store
 from tests.api.alerts.build import SECRET, make_notification
 from tests.api.build import Api, bearer, check_problem, running_api
-from tests.api.routes.test_captures import store_job
+from tests.api.fake_store import AwayStore
+from tests.api.routes.test_captures import check_here, store_job
 from tests.api.rules import BY_HAND, OPEN, Rule, mounts_of, rules_of
 from tests.builders import T0
 from tests.lockstep.state.build import decision, incident
@@ -33,14 +33,6 @@ from tests.lockstep.state.test_executions import isolated
 SCOPES: tuple[Scope, ...] = ("read", "act", "admin", "ingest")
 HOST = "x"  # stands in every path where a name is asked for
 DOING = {"reading", "acting", "administering", "sending telemetry"}
-
-
-@pytest.fixture(scope="module")
-def open_api(tmp_path_factory: pytest.TempPathFactory, shared_store: Store) -> Iterator[Api]:
-    with running_api(
-        tmp_path_factory.mktemp("open"), shared_store, settings=Settings(api=ApiSettings(open_reads=True))
-    ) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -101,18 +93,20 @@ def test_revoked_token_opens_nothing(shared_api: Api, rules: list[Rule]) -> None
             check_problem(ask(shared_api.client, rule, bearer(secret)), 401, "unknown-token")
 
 
-def test_open_reads_open_reads_on_this_machine_and_nothing_else(open_api: Api) -> None:
-    for rule in rules_of(open_api.parts):
-        if rule.scopes is None:
-            continue
-        answer = ask(open_api.client, rule)
-        if "read" in rule.scopes:
-            assert answer.status_code not in (401, 403), f"{rule.key}: {answer.text}"
-        else:
-            check_problem(answer, 401, "no-token")
-    answer = open_api.client.get("/api/v1/incidents", headers={"Host": "rebound.example:8642"})
-    assert "rebound.example" in check_problem(answer, 401, "other-host")
-    assert open_api.client.get("/api/v1/incidents", headers={"Host": "localhost:8642"}).status_code == 200
+def test_open_reads_open_reads_on_this_machine_and_nothing_else(tmp_path: Path) -> None:
+    settings = Settings(api=ApiSettings(open_reads=True))
+    with running_api(tmp_path, AwayStore(), settings=settings) as api:
+        for rule in rules_of(api.parts):
+            if rule.scopes is None:
+                continue
+            answer = ask(api.client, rule)
+            if "read" in rule.scopes:
+                assert answer.status_code not in (401, 403), f"{rule.key}: {answer.text}"
+            else:
+                check_problem(answer, 401, "no-token")
+        answer = api.client.get("/api/v1/incidents", headers={"Host": "rebound.example:8642"})
+        assert "rebound.example" in check_problem(answer, 401, "other-host")
+        assert api.client.get("/api/v1/incidents", headers={"Host": "localhost:8642"}).status_code == 200
 
 
 def test_scheme_is_written_in_any_case_and_what_is_no_token_or_session_is_refused(
@@ -174,14 +168,6 @@ class World:
 
     def send(self, method: str, path: str, **sent: object) -> httpx.Response:
         return self.api.client.request(method, path, headers=self.admin, **sent)  # type: ignore[arg-type]  # as httpx takes it
-
-    def lease(self, name: str) -> Lease:
-        held = take_lease(self.api.parts.control, name, "test", 10**18, self.api.parts.clock.now_ns())
-        assert held is not None
-        return held
-
-    def make_hook(self, name: str = "ops") -> None:
-        assert self.send("POST", "/api/v1/webhooks", json=HOOK | {"name": name}).status_code in (201, 400)
 
     def make_capture(self, _: str = "") -> httpx.Response:
         store_job(self.api, "audited", "audited-host", ended_s_ago=1_000)  # what is younger would look alive
@@ -248,16 +234,16 @@ ACTS: dict[tuple[str, str], Callable[[World, str], httpx.Response]] = {
 def world(tmp_path_factory: pytest.TempPathFactory, shared_store: Store) -> Iterator[World]:
     folder: Path = tmp_path_factory.mktemp("audited")
     settings = Settings(state_dir=folder, alerts=AlertSettings(allow=("127.0.0.1/32",)))
-    with running_api(folder, shared_store, settings=settings) as api:
+    with running_api(folder, shared_store, settings=settings) as api, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("api.captures.check_apart", check_here)
         made = World(api, bearer(api.make_token("admin")))
         control, now_ns = api.parts.control, api.parts.clock.now_ns()
         save_incidents(control, [incident("i1")], None)
         save_decisions(control, [decision("d1", created_ns=now_ns)], None)
-        save_isolated(control, isolated(since_ns=now_ns, changed_ns=now_ns), made.lease("planner"))
-        made.make_hook()
-        save_round(
-            control, made.lease("alerts"), [Outgoing("ops", make_notification(), replaces=False, is_end=False)], []
-        )
+        save_isolated(control, isolated(since_ns=now_ns, changed_ns=now_ns), api.lease("planner"))
+        assert made.send("POST", "/api/v1/webhooks", json=HOOK).status_code == 201
+        waiting = Outgoing("ops", make_notification(), replaces=False, is_end=False)
+        save_round(control, api.lease("alerts"), [waiting], [])
         yield made
 
 

@@ -1,6 +1,7 @@
 """What a hostile reader, receiver, upload or neighbour tried, and got nothing by."""
 
 import sqlite3
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -18,14 +19,13 @@ from lockstep.errors import BadInput
 from lockstep.records import TransferStat
 from lockstep.sections import ApiSettings
 from lockstep.state import idempotency
-from lockstep.state.database import open_control
 from lockstep.state.deliveries import list_deliveries
 from lockstep.state.incidents import save_incidents
 from lockstep.state.tokens import match_token_id, revoke_token
 from tests.api.alerts import build as alerts_build
 from tests.api.alerts.build import alerting, fault, target
 from tests.api.alerts.receivers import Got, answer, receiving
-from tests.api.build import bearer, check_problem, running_api
+from tests.api.build import bearer, check_problem, opened_control, running_api
 from tests.api.fake_store import FakeStore
 from tests.api.test_limits import StillClock
 from tests.builders import T0, make, rows
@@ -35,7 +35,7 @@ from tests.lockstep.state.build import incident
 def test_message_whose_outcome_could_not_be_written_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alerts_build, "open_control", lambda url, keys: open_control(url, lock_wait_ms=50, keys=keys))
+    monkeypatch.setattr(alerts_build, "opened_control", partial(opened_control, lock_wait_ms=50))
     with receiving() as receiver, alerting(tmp_path, target(url=receiver.url, events=("incident",))) as alerts:
         alerts.round()
         other = sqlite3.connect(tmp_path / "control.db", isolation_level=None, check_same_thread=False)
@@ -102,7 +102,7 @@ def test_stream_of_a_revoked_token_ends_while_much_happens(tmp_path: Path, monke
 @pytest.mark.parametrize("path", ["/nothing-here", "/"])
 def test_made_up_secrets_are_bounded_whatever_they_are_answered(tmp_path: Path, path: str) -> None:
     with running_api(tmp_path, FakeStore(), clock=StillClock()) as api:
-        cookies = [{"Cookie": f"lockstep_session=x{number}", "Accept": "text/html"} for number in range(150)]
+        cookies = [{"Cookie": f"lockstep_session=x{number}", "Accept": "text/html"} for number in range(110)]
         for cookie in cookies:
             api.client.get(path, headers=cookie)
         tries = [api.client.get("/api/v1/incidents", headers={"Cookie": each["Cookie"]}) for each in cookies]

@@ -26,13 +26,11 @@ def light_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
         yield running
 
 
-def test_every_route_answers_with_all_of_them(shared_api: Api) -> None:
-    tokens = {
-        scope: shared_api.make_token(scope, "x" if scope == "ingest" else None) for scope in ("admin", "ingest")
-    }
-    for rule in rules_of(shared_api.parts):
+def test_every_route_answers_with_all_of_them(api: Api) -> None:
+    tokens = {scope: api.make_token(scope, "x" if scope == "ingest" else None) for scope in ("admin", "ingest")}
+    for rule in rules_of(api.parts):
         secret = tokens["ingest" if rule.is_for_agents else "admin"]
-        with shared_api.client.stream(rule.method, rule.url, headers=bearer(secret)) as answer:
+        with api.client.stream(rule.method, rule.url, headers=bearer(secret)) as answer:
             missing = {name for name, value in SECURITY_HEADERS.items() if answer.headers.get(name) != value}
             assert not missing, f"{rule.key} answers {answer.status_code} without {missing}"
             assert answer.headers[REQUEST_ID], rule.key
@@ -49,19 +47,25 @@ def test_files_and_what_is_not_there_have_them_too_and_no_script_or_style_of_the
     assert policy["frame-ancestors"] == policy["object-src"] == "'none'"
 
 
-def test_failure_nobody_foresaw_has_them_and_its_id_is_in_the_log(
+def test_failure_nobody_foresaw_has_them_shows_nothing_and_is_in_the_log_with_its_id(
     light_api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("the inside of the server")
+        raise ZeroDivisionError("password=correct-horse")
 
-    monkeypatch.setattr("api.routes.admin.list_audit", fail)
-    with structlog.testing.capture_logs([structlog.contextvars.merge_contextvars]) as lines:
-        answer = light_api.get("/api/v1/audit")
-    assert check_problem(answer, 500, "failed") == "this should not have happened; the server's log says more"
-    assert {name: answer.headers[name] for name in SECURITY_HEADERS} == SECURITY_HEADERS
-    failed = [line["request"] for line in lines if line["event"] == "request failed"]
-    assert failed == [answer.headers[REQUEST_ID]]
+    for path, broken in (
+        ("audit", "api.routes.admin.list_audit"),
+        ("incidents", "api.views.incidents.IncidentPages.find"),
+    ):
+        monkeypatch.setattr(broken, fail)
+        with structlog.testing.capture_logs([structlog.contextvars.merge_contextvars]) as lines:
+            answer = light_api.get(f"/api/v1/{path}")
+        assert check_problem(answer, 500, "failed") == "this should not have happened; the server's log says more"
+        assert {name: answer.headers[name] for name in SECURITY_HEADERS} == SECURITY_HEADERS
+        assert not [word for word in ("horse", "ZeroDivisionError") if word in answer.text]
+        assert [(line["event"], line["path"], str(line["exc_info"]), line["request"]) for line in lines] == [
+            ("request failed", f"/api/v1/{path}", "password=correct-horse", answer.headers[REQUEST_ID])
+        ]
 
 
 def test_browsers_are_told_to_stay_with_tls_only_where_there_is_tls(tmp_path: Path) -> None:
@@ -87,9 +91,10 @@ def test_nothing_but_plain_ids_reaches_the_log(sent: str) -> None:
     assert not set(chosen) & set("\r\n \"'{}")
 
 
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[Api]:
-    with running_api(tmp_path, AwayStore(), settings=Settings(state_dir=tmp_path)) as running:
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    folder = tmp_path_factory.mktemp("left")
+    with running_api(folder, AwayStore(), settings=Settings(state_dir=folder)) as running:
         yield running
 
 

@@ -134,6 +134,8 @@ def test_token_gives_its_holder_the_scope_of_their_group_and_the_name_the_site_c
     assert (proven.token.id, proven.token.name, proven.token.scope) == ("oidc:u-17", "u-17", "act")
     assert proven.token.host is None, "a person reports for no host"
     assert proven.expires_ns == (NOW_S + 600) * NS_PER_S
+    verifier.verify(issuer.sign(issuer.claims(NOW_S)))
+    assert issuer.asked == ["/.well-known/openid-configuration", "/keys"], "keys are fetched once and kept"
     by_email = OidcVerifier(settings_for(issuer, oidc_name="email"), IssuerKeys(issuer.url, clock), clock)
     assert by_email.verify(issuer.sign(issuer.claims(NOW_S))).token.name == "ann@site"
     assert verifier.verify(issuer.sign(issuer.claims(NOW_S, exp=NOW_S - 29, nbf=NOW_S + 29))).token.scope == "act"
@@ -215,12 +217,6 @@ def test_highest_scope_of_all_groups_counts(groups: object, scope: str | None) -
     assert find_scope({"groups": groups}, "groups", ApiSettings(oidc_scopes=SCOPES).oidc_scopes) == scope
 
 
-def test_keys_are_fetched_once_and_kept(issuer: Issuer, verifier: OidcVerifier) -> None:
-    for _ in range(3):
-        verifier.verify(issuer.sign(issuer.claims(NOW_S)))
-    assert issuer.asked == ["/.well-known/openid-configuration", "/keys"]
-
-
 def test_rotated_key_is_found_and_the_old_one_is_worth_nothing_soon_after(
     issuer: Issuer, verifier: OidcVerifier, clock: ManualClock
 ) -> None:
@@ -228,9 +224,9 @@ def test_rotated_key_is_found_and_the_old_one_is_worth_nothing_soon_after(
     verifier.verify(old)
     first = issuer.keys["k1"]
     issuer.keys = {}
-    issuer.add_key("k2")
+    issuer.add_key("k2", "EC")
     clock.advance(PAUSE_S)
-    assert verifier.verify(issuer.sign(issuer.claims(NOW_S), "k2")).token.scope == "act"
+    assert verifier.verify(issuer.sign(issuer.claims(NOW_S), "k2", "ES256")).token.scope == "act"
     clock.advance(FRESH_S)
     assert "has no key 'k1'" in refusal(verifier, old)
     issuer.keys["k1"] = first

@@ -16,13 +16,12 @@ from lockstep.config import Settings
 from lockstep.sections import ApiSettings
 from lockstep.state.decisions import save_decisions, save_isolated
 from lockstep.state.incidents import save_incidents
-from lockstep.state.leases import take_lease
 from tests.api.build import Api, batch_headers, bearer, check_problem, running_api
 from tests.api.fake_store import AwayStore, FakeStore, away
 from tests.api.rules import rules_of
 from tests.lockstep.state.build import decision, incident
 from tests.lockstep.state.test_executions import isolated
-from tests.waiting import LIMIT_S, eventually
+from tests.waiting import eventually
 
 HUNG = 60
 EIGHT = [f"/api/v1/jobs?job=j{number}" for number in range(8)]  # as many questions: equal ones would be one
@@ -53,7 +52,7 @@ def hung_readers(api: Api, store: FakeHangingStore, paths: list[str]) -> Iterato
     reader, answers = bearer(api.make_token("read")), list[httpx.Response]()
 
     def ask(path: str) -> None:
-        answers.append(httpx.get(f"{api.client.base_url}{path}", headers=reader, timeout=LIMIT_S))
+        answers.append(api.client.get(path, headers=reader))
 
     asking = [threading.Thread(target=ask, args=(path,)) for path in paths]
     for each in asking:
@@ -103,9 +102,7 @@ def test_who_gets_no_slot_is_told_to_come_again_and_shown_what_is_known_without_
     hanging: tuple[Api, FakeHangingStore],
 ) -> None:
     api, store = hanging
-    lease = take_lease(api.parts.control, "planner", "test", 10**12, api.parts.clock.now_ns())
-    assert lease is not None
-    save_isolated(api.parts.control, isolated(node="h0", component="gpu:h0/1"), lease)
+    save_isolated(api.parts.control, isolated(node="h0", component="gpu:h0/1"), api.lease("planner"))
     html = bearer(api.make_token("read")) | {"Accept": "text/html"}
     with hung_readers(api, store, EIGHT):
         eventually(lambda: store.waiting == 8)

@@ -14,8 +14,7 @@ from lockstep.state.incidents import save_incidents
 from lockstep.state.tokens import Scope, create_token
 from tests.api.build import Api
 from tests.api.dashboard.build import decision_of, incident_of
-from tests.browser.build import PEERS
-from tests.browser.conftest import Window
+from tests.browser.conftest import PEERS, Window
 
 pytestmark = pytest.mark.slow
 

@@ -15,11 +15,11 @@ from api.alerts.transport import Outside
 from lockstep.alert_settings import AlertSettings, Target
 from lockstep.clock import NS_PER_S, ManualClock, SystemClock
 from lockstep.notification import Alert, Notification
-from lockstep.sealing import Keyring
-from lockstep.state.database import ControlDatabase, open_control
+from lockstep.state.database import ControlDatabase
 from lockstep.state.incidents import save_incidents
 from lockstep.state.leases import take_lease
 from lockstep.verdict import Incident
+from tests.api.build import opened_control
 from tests.api.fake_store import FakeStore
 from tests.builders import T0
 from tests.lockstep.state.build import incident
@@ -122,9 +122,7 @@ def alerting(folder: Path, *targets: Target, timeout_s: float = 60.0, **settings
     clock = ManualClock(T0)
     chosen = AlertSettings.model_construct(**{**AlertSettings().model_dump(), **settings, "targets": targets})
     outside = Outside(SystemClock(), LOOPBACK, timeout_s)
-    with open_control(
-        f"sqlite:///{folder / 'control.db'}", keys=Keyring(folder / "secrets.key", is_made=True)
-    ) as control:
+    with opened_control(folder) as control:
         for service in ("analyzer", "planner"):
             take_lease(control, service, "somebody", _FOR_EVER_NS, T0)
         notifier = Notifier(chosen, "http://head:8642", outside)

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.alerts.formats import Sending, render_mail
-from api.alerts.guard import find_address, is_allowed, resolve
 from api.alerts.transport import (
     DELAYS_S,
     JITTER,
@@ -22,9 +21,12 @@ from api.alerts.transport import (
     Outside,
     Post,
     Reply,
+    find_address,
+    is_allowed,
     judge,
     next_try_ns,
     parse_retry_after,
+    resolve,
     send_mail,
     send_post,
 )

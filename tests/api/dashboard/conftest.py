@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.fabrics import leaf_spine
 from lockstep.state.decisions import save_decisions
 from lockstep.state.incidents import save_incidents
 from lockstep.store.store import Store
@@ -39,13 +38,4 @@ def pages(tmp_path_factory: pytest.TempPathFactory, shared_store: Store) -> Iter
         now_ns = running.parts.clock.now_ns()
         save_incidents(running.parts.control, [incident_of("i1", "train", now_ns)], None)
         save_decisions(running.parts.control, [decision_of("d1", "i1", "train", now_ns)], None)
-        yield running
-
-
-@pytest.fixture(scope="module")
-def fabric_pages(tmp_path_factory: pytest.TempPathFactory, shared_store: Store) -> Iterator[Api]:
-    """An app that knows a fabric of eight hosts, with an incident about one of its NICs."""
-    topology = leaf_spine(hosts=8, nics_per_host=2, leaves=2, spines=2)
-    with running_api(tmp_path_factory.mktemp("fabric"), shared_store, topology=topology) as running:
-        save_incidents(running.parts.control, [incident_of("i1", "train", running.parts.clock.now_ns())], None)
         yield running

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from api.dashboard import pages, words
-from api.dashboard.location import Location, choose_ranks, find_cables, say_ranks
+from api.dashboard.incidents import Location, choose_ranks, find_cables, say_ranks
 from api.dashboard.settings import HIDDEN, show_settings
 from api.views.ranks import Rank
 from lockstep.config import load_settings
@@ -59,40 +59,33 @@ def test_short_sentence_is_the_headline_and_questions_follow_in_order(acted: Api
         assert shown in text
 
 
-def test_hostile_names_are_shown_and_never_run(api: Api) -> None:
+def test_hostile_names_are_shown_and_never_run_also_while_the_store_is_away(api: Api) -> None:
+    named = {"component": f"nic:{ATTACK}", "reason": ATTACK, "ambiguous_with": (ATTACK,)}
     cleared = (RuledOut(component=ATTACK, because=ATTACK),)
     evidence = ({"kind": ATTACK, ATTACK: [{"from": ATTACK}]},)
-    told = incident_of(
-        "i1",
-        f"a/{ATTACK}",
-        api.parts.clock.now_ns(),
-        component=f"nic:{ATTACK}",
-        reason=ATTACK,
-        ruled_out=cleared,
-        evidence=evidence,
-        ambiguous_with=(ATTACK,),
-    )
+    told = incident_of("i1", ATTACK, api.parts.clock.now_ns(), **named, ruled_out=cleared, evidence=evidence)
     save_incidents(api.parts.control, [told], None)
-    text = browse(api, "/incidents/i1").text
-    assert "<script>" not in text
-    assert text.count(SHOWN) >= 8
+    page, first_page = browse(api, "/incidents/i1").text, browse(api, "/").text
+    assert "<script>" not in page + first_page
+    assert page.count(SHOWN) >= 8
+    assert first_page.count(SHOWN) == 3  # part, sentence, job
+    assert "/job?job=%3Cscript%3Ealert%28%27x%27%29%3C%2Fscript%3E%22%26" in first_page
+    assert "the store at nowhere does not answer" in first_page
+    assert "Jobs are not known while the store does not answer." in first_page
 
 
-def test_only_who_may_act_is_offered_to(acted: Api) -> None:
+def test_only_who_may_act_is_offered_to_and_their_word_is_kept_with_its_reason(acted: Api) -> None:
     assert "Approve" not in browse(acted, "/incidents/i1").text
     assert "Log in" in browse(acted, "/incidents/i1").text
     offered = browse(acted, "/incidents/i1", acted.make_token("act")).text
     assert 'value="approve">Approve' in offered
     assert 'value="reject">Reject' in offered
     assert 'value="undo"' not in offered  # nothing was done yet
-
-
-@pytest.mark.parametrize("kind", ["approve", "reject", "undo"])
-def test_word_of_a_person_is_kept_with_its_reason(acted: Api, kind: str) -> None:
-    answer = send(acted, "/incidents/i1/orders", acted.make_token("act"), decision="d1", kind=kind, why="I know")
-    assert (answer.status_code, answer.headers["Location"]) == (303, "/incidents/i1#decision")
-    (order,) = list_orders(acted.parts.control, "d1")
-    assert (order.kind, order.who, order.why) == (kind, "test", "I know")
+    for kind in ("approve", "reject", "undo"):
+        answer = send(acted, "/incidents/i1/orders", acted.make_token("act"), decision="d1", kind=kind, why="I know")
+        assert (answer.status_code, answer.headers["Location"]) == (303, "/incidents/i1#decision")
+        order = list_orders(acted.parts.control, "d1")[-1]
+        assert (order.kind, order.who, order.why) == (kind, "test", "I know")
 
 
 def test_bad_form_and_reader_who_sends_it_get_a_sentence(acted: Api) -> None:
@@ -192,9 +185,7 @@ def test_page_names_the_part_the_reason_the_cost_and_who_is_waited_for(acted: Ap
     assert '<a href="/incidents/i1">nic:h3/eth1 slows what it sends since ' in text
     assert "h3&#39;s eth1 sends at a tenth of its rate, says Zoë" in text
     assert "steps take 1.42 times as long, 255 ranks wait" in text
-    assert 'href="/incidents/i1"' in text
     assert "97 % sure" in text
-    text = browse(acted, "/").text
     assert "<b>1</b><span>approvals pending</span>" in text
     assert 'href="/incidents/i1#decision">approval pending: restart with a spare</a>' in text
     text = browse(acted, "/live").text
@@ -210,17 +201,6 @@ def test_job_that_stands_still_comes_before_one_that_is_slow(api: Api) -> None:
     text = browse(api, "/").text
     places = [text.index(f'<a href="/incidents/{each}">') for each in ("i2", "i1", "i3")]
     assert places == sorted(places)
-
-
-def test_names_are_shown_and_never_run_also_while_the_store_is_away(api: Api) -> None:
-    told = incident_of("i1", ATTACK, api.parts.clock.now_ns(), component=ATTACK, reason=ATTACK)
-    save_incidents(api.parts.control, [told], None)
-    text = browse(api, "/").text
-    assert "<script>" not in text
-    assert text.count(SHOWN) == 3  # part, sentence, job
-    assert "/job?job=%3Cscript%3Ealert%28%27x%27%29%3C%2Fscript%3E%22%26" in text
-    assert "the store at nowhere does not answer" in text
-    assert "Jobs are not known while the store does not answer." in text
 
 
 def test_page_shows_a_notice_and_that_telemetry_waits(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from api.views.checkpoints import open_folders
 from api.views.fabric import FabricView, LinkView, NodeView
 from api.views.matrix import Cells, Lags, Matrix, Seat
 from lockstep.config import Settings
+from lockstep.fabrics import leaf_spine
 from lockstep.sections import PlannerSettings
+from lockstep.state.fabric import publish_topology
 from lockstep.store.store import Store
 from lockstep.words import lasting
 from tests.api.build import Api, running_api
@@ -53,7 +55,6 @@ def test_matrix_page_draws_every_cell_and_names_the_slowest_and_has_an_address_o
     assert "rank 2 (train-h1/0)" in first
     assert "rank 3 (train-h1/1)" in first
     assert "3.00" in first  # times the usual
-    text = browse(pages, "/matrix", job="train").text
     link = re.search(r'href="(/matrix\?job=train&amp;from_ns=\d+&amp;to_ns=\d+)"', text)
     assert link
     fixed = browse(pages, link[1].replace("&amp;", "&")).text
@@ -79,18 +80,13 @@ def test_unknown_job_and_bad_questions_are_refused_in_words(pages: Api) -> None:
 
 
 def test_what_if_prices_every_way_and_writes_nothing(pages: Api) -> None:
-    asked: dict[str, str | int] = {
-        "job": "train",
-        "component": "host:train-h0",
-        "what": "hung",
-        "checkpoint_min": 10,
-        "price": 2,
-    }
-    text = browse(pages, "/what-if", None, **asked, is_asked="true", can_restart="true", spares=1).text
+    asked: dict[str, str | int] = {"job": "train", "component": "host:train-h0", "what": "hung", "price": 2}
+    asked |= {"checkpoint_min": 10, "is_asked": "true"}
+    text = browse(pages, "/what-if", None, **asked, can_restart="true", spares=1).text
     assert "The planner would say" in text
     assert "Restart with a spare" in text
     assert "no spare node is idle" not in text
-    without = browse(pages, "/what-if", None, **asked, is_asked="true", spares=0).text
+    without = browse(pages, "/what-if", None, **asked, spares=0).text
     assert "no spare node is idle" in without
     assert "no job controller is set that could restart it" in without
     assert "Try again in place" in text
@@ -122,11 +118,13 @@ def test_part_has_its_history_and_pages_without_facts_say_so(pages: Api) -> None
     assert "No outcome is confirmed yet." in text
     assert "<b>1</b><span>incidents with advice</span>" in text
     assert "No agent has reported." in browse(pages, "/agents").text
+
+
+def test_fabric_is_drawn_with_the_suspect_lit_once_it_is_known(pages: Api) -> None:
     assert "Without one, verdicts stop at NICs and hosts." in browse(pages, "/topology").text
-
-
-def test_fabric_is_drawn_with_the_suspect_lit(fabric_pages: Api) -> None:
-    text = browse(fabric_pages, "/topology").text
+    topology = leaf_spine(hosts=8, nics_per_host=2, leaves=2, spines=2)
+    publish_topology(pages.parts.control, topology, source="x", now_ns=1)
+    text = browse(pages, "/topology").text
     assert text.count('<line class="cable suspect"') == 1
     assert "h3/eth1--leaf" in text
     assert "8 hosts, 4 switches" in text
@@ -136,7 +134,14 @@ def test_fabric_is_drawn_with_the_suspect_lit(fabric_pages: Api) -> None:
 NO_SPARES = find_free((), (), ())
 
 
-def test_age_of_the_newest_complete_checkpoint_is_the_default(tmp_path: Path) -> None:
+def test_newest_complete_checkpoint_is_the_default_and_where_none_is_one_is_supposed(tmp_path: Path) -> None:
+    unset = read_known(None, "train", None, NO_SPARES, NOW_NS)
+    because = "supposed: planner.checkpoints is not set"
+    assert (unset.checkpoint_min, unset.checkpoint_from) == (SUPPOSED_AGE_MIN, because)
+    folders = open_folders(PlannerSettings(checkpoints=f"{tmp_path}/{{job}}"))
+    empty = read_known(folders, "train", None, NO_SPARES, NOW_NS)
+    assert empty.checkpoint_from == f"supposed: no checkpoint in {tmp_path}/train is verified to be complete"
+    assert not empty.is_this(empty.checkpoint_min, empty.load_s)
     saved = copy_real("dcp", tmp_path / "train")
     folders = open_folders(PlannerSettings(checkpoints=f"{tmp_path}/{{job}}"))
     known = read_known(folders, "train", None, NO_SPARES, NOW_NS)
@@ -147,23 +152,9 @@ def test_age_of_the_newest_complete_checkpoint_is_the_default(tmp_path: Path) ->
     assert not known.is_this(known.checkpoint_min + 1, known.load_s)
 
 
-def test_where_no_checkpoint_is_known_one_is_supposed_and_it_is_said_why(tmp_path: Path) -> None:
-    unset = read_known(None, "train", None, NO_SPARES, NOW_NS)
-    assert (unset.checkpoint_min, unset.checkpoint_from) == (
-        SUPPOSED_AGE_MIN,
-        "supposed: planner.checkpoints is not set",
-    )
-    folders = open_folders(PlannerSettings(checkpoints=f"{tmp_path}/{{job}}"))
-    empty = read_known(folders, "train", None, NO_SPARES, NOW_NS)
-    assert empty.checkpoint_from == f"supposed: no checkpoint in {tmp_path}/train is verified to be complete"
-    assert not empty.is_this(empty.checkpoint_min, empty.load_s)
-
-
 def test_spares_that_are_out_or_in_use_are_not_free() -> None:
-    assert find_free(("a", "b", "c"), {"a"}, {"b"}) == (
-        ("c",),
-        "1 of 3 in planner.spares: a is out of service, b runs a job",
-    )
+    told = "1 of 3 in planner.spares: a is out of service, b runs a job"
+    assert find_free(("a", "b", "c"), {"a"}, {"b"}) == (("c",), told)
     assert find_free(("a",), (), ())[1] == "1 of 1 in planner.spares, none of them out of service or in use"
     assert NO_SPARES == ((), "planner.spares names none")
 
@@ -202,10 +193,11 @@ def test_curve_stays_inside_of_its_picture(seconds: list[float]) -> None:
 
 def test_large_matrix_is_drawn_small_and_shows_the_worst_of_each_cell() -> None:
     usual = {(rank, (rank + 1) % 1024): 1.0 for rank in range(1024)}
-    drawn = draw_heat(matrix(1024, usual | {(700, 701): 9.0}))
+    large = matrix(1024, usual | {(700, 701): 9.0})
+    drawn = draw_heat(large)
     assert drawn.count("<rect") <= 1 + 2 * 48
     assert drawn.count('class="heat-4"') == 1
-    assert find_slowest(matrix(1024, usual | {(700, 701): 9.0}), 1)[0].source == "rank 700 (h0/4)"
+    assert find_slowest(large, 1)[0].source == "rank 700 (h0/4)"
 
 
 def test_names_in_pictures_are_escaped() -> None:

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
+
 from api.ingest.gateway import Gateway, GatewayOptions
 from api.ingest.log import Entry
 from lockstep.batches import encode_batch
@@ -18,6 +20,16 @@ NOW_NS = HastyClock().now_ns()  # agents that were silent for a month are forgot
 def batch(*messages: str, host: str = "h0") -> bytes:
     """Return the body of a batch with one event a message."""
     return encode_batch({"events": rows(*(make(Event, host=host, message=message) for message in messages))})
+
+
+def newer_batch(message: str, novelty: object = 1) -> bytes:
+    """Return a batch of h0 from a release that has a column more than ours."""
+    events = rows(make(Event, host="h0", message=message)).append_column("novelty", pa.array([novelty]))
+    named = events.replace_schema_metadata({"table": "events"})
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as packed, pa.ipc.new_stream(packed, named.schema) as stream:
+        stream.write_table(named)
+    return bytes(sink.getvalue())
 
 
 def entry(number: int, *messages: str, agent: str = "h0", boot: str = "b1", body: bytes | None = None) -> Entry:

@@ -12,11 +12,12 @@ from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
 from api.ingest import log
+from api.ingest.checking import CheckLimits
 from api.ingest.gateway import Gateway, GatewayOptions
 from api.ingest.log import Entry, OpenSegment, list_segments
 from lockstep.errors import GatewayFull, LockstepError, StoreRefused
 from tests.api.fake_store import FakeStore, away
-from tests.api.ingest.build import entry, running
+from tests.api.ingest.build import batch, entry, running
 from tests.waiting import HastyClock, eventually
 
 LIMIT_S = 60.0
@@ -81,7 +82,8 @@ def test_group_is_written_and_synced_at_once_and_its_rows_are_one_insert_per_tab
     monkeypatch.setattr(OpenSegment, "append", count)
     store = FakeStore()
     gateway = Gateway(tmp_path, store, HastyClock(), UNCUT)
-    futures = [gateway.submit(entry(number)) for number in range(1, 301)]
+    body = batch("the same in all")
+    futures = [gateway.submit(entry(number, body=body)) for number in range(1, 301)]
     gateway.start()
     wait_for_all(futures, LIMIT_S)
     gateway.close()
@@ -101,14 +103,6 @@ def test_each_segment_has_a_token_of_its_own_also_after_a_restart_with_an_empty_
     assert messages(store) == [f"h0/b1/{number}" for number in (1, 2, 3, 4)]
 
 
-def test_segment_is_cut_when_it_is_large_enough_whatever_its_age(tmp_path: Path) -> None:
-    store = FakeStore()
-    options = GatewayOptions(segment_s=60_000.0, max_segment_bytes=1)
-    with running(tmp_path, store, options) as gateway:
-        acknowledge(gateway, entry(1))
-        eventually(lambda: messages(store) == ["h0/b1/1"])
-
-
 def test_close_puts_everything_acknowledged_into_the_store_and_refuses_what_comes_later(tmp_path: Path) -> None:
     store = FakeStore()
     with running(tmp_path, store, UNCUT) as gateway:
@@ -120,12 +114,12 @@ def test_close_puts_everything_acknowledged_into_the_store_and_refuses_what_come
 
 
 def test_every_batch_that_races_with_the_end_gets_an_answer(tmp_path: Path) -> None:
-    store = FakeStore()
+    store, body = FakeStore(), batch("the same in all")
     futures: list[Future[int]] = []
     with running(tmp_path, store) as gateway:
 
         def hurry() -> None:
-            futures.extend(gateway.submit(entry(number)) for number in range(1, 2001))
+            futures.extend(gateway.submit(entry(number, body=body)) for number in range(1, 2001))
 
         sender = threading.Thread(target=hurry)
         sender.start()
@@ -197,8 +191,10 @@ def test_full_backlog_refuses_until_the_store_has_taken_it(tmp_path: Path) -> No
     store = FakeStore(fault=away())
     with running(tmp_path, store, GatewayOptions(max_backlog_bytes=10)) as gateway:
         acknowledge(gateway, entry(1))
-        with pytest.raises(GatewayFull, match="0 MiB wait for the store already"):
-            gateway.submit(entry(2)).result(LIMIT_S)
+        unseen = gateway.take(entry(2, body=b"nothing"), CheckLimits(max_bytes=1, max_rows=1))
+        for refused in (gateway.submit(entry(2)), unseen):  # it is refused before it is looked at
+            with pytest.raises(GatewayFull, match="0 MiB wait for the store already"):
+                refused.result(LIMIT_S)
         store.fault = None
         eventually(lambda: gateway.backlog_bytes == 0)
         assert acknowledge(gateway, entry(2)) == [2]
@@ -229,7 +225,7 @@ def test_full_disk_acknowledges_nothing_and_leaves_the_log_as_before(
 
 def test_segment_that_cannot_be_decoded_is_set_aside_and_does_not_block_the_rest(tmp_path: Path) -> None:
     store = FakeStore()
-    options = GatewayOptions(segment_s=60_000.0, max_segment_bytes=1)
+    options = GatewayOptions(segment_s=60_000.0, max_segment_bytes=1)  # each is cut for its size, whatever its age
     with capture_logs() as lines, running(tmp_path, store, options) as gateway:
         acknowledge(gateway, entry(1, body=b"no batch at all"))
         acknowledge(gateway, entry(2))

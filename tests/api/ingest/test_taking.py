@@ -5,7 +5,6 @@ import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from api.ingest import gateway as gateway_module
@@ -15,10 +14,10 @@ from api.ingest.gateway import Gateway, GatewayOptions
 from api.ingest.log import Entry, OpenSegment, Segment, list_segments, read_segment
 from api.ingest.segments import KeptRows, Piece, inserts_of, size_of
 from lockstep.batches import encode_batch
-from lockstep.errors import BadBatch, GatewayFull
+from lockstep.errors import BadBatch
 from lockstep.records import Agent, Event
 from tests.api.fake_store import FakeStore, away
-from tests.api.ingest.build import NOW_NS, entry, running
+from tests.api.ingest.build import NOW_NS, entry, newer_batch, running
 from tests.builders import make, rows
 from tests.waiting import HastyClock, eventually
 
@@ -36,13 +35,7 @@ def messages(store: FakeStore) -> list[object]:
 
 
 def newer(number: int) -> Entry:
-    """Return a batch of a release that has a column more than ours."""
-    events = rows(make(Event, host="h0", message=f"h0/b1/{number}")).append_column("novelty", pa.array([1]))
-    sink = pa.BufferOutputStream()
-    named = events.replace_schema_metadata({"table": "events"})
-    with pa.CompressedOutputStream(sink, "zstd") as packed, pa.ipc.new_stream(packed, named.schema) as stream:
-        stream.write_table(named)
-    return Entry("h0", "b1", number, NOW_NS, bytes(sink.getvalue()))
+    return entry(number, body=newer_batch(f"h0/b1/{number}"))
 
 
 def two_tables(number: int) -> Entry:
@@ -61,14 +54,6 @@ def segments_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(gateway_module, "read_segment", watched)
     return read
-
-
-def test_a_checked_batch_reaches_the_store_without_being_read_again(tmp_path: Path, segments_read: list[str]) -> None:
-    store = FakeStore()
-    with running(tmp_path, store) as gateway:
-        assert take(gateway, entry(1), entry(2), entry(1, agent="h1"))[1:] == [2, 1]
-    assert sorted(map(str, messages(store))) == ["h0/b1/1", "h0/b1/2", "h1/b1/1"]
-    assert segments_read == []
 
 
 def test_a_bad_batch_is_refused_and_nothing_of_it_is_taken(tmp_path: Path) -> None:
@@ -138,15 +123,15 @@ def test_open_segment_of_a_gateway_that_died_is_taken_up(tmp_path: Path) -> None
     assert messages(store) == ["h0/b1/1", "h0/b1/2"]
 
 
-def test_batches_of_our_own_making_leave_the_others_rows_where_they_are(
+def test_checked_batches_and_those_of_our_own_making_reach_the_store_without_being_read_again(
     tmp_path: Path, segments_read: list[str]
 ) -> None:
     store = FakeStore()
     with running(tmp_path, store, GatewayOptions(segment_s=60_000.0)) as gateway:
-        take(gateway, entry(1))
+        assert take(gateway, entry(1)) == [1]
         assert gateway.submit(entry(2)).result(LIMIT_S) == 2
-        take(gateway, entry(3))
-    assert messages(store) == ["h0/b1/1", "h0/b1/2", "h0/b1/3"]
+        assert take(gateway, entry(3), entry(1, agent="h1")) == [3, 1]
+    assert messages(store) == ["h0/b1/1", "h0/b1/2", "h0/b1/3", "h1/b1/1"]
     assert segments_read == []
 
 
@@ -249,12 +234,7 @@ def test_unread_batches_count_with_their_bodies_and_what_is_forgotten_makes_room
 
 
 def test_rows_hold_on_to_nothing_of_their_batch_but_themselves() -> None:
-    named = rows(make(Event, host="h0")).append_column("novelty", pa.array(["x" * 5_000_000]))
-    sink = pa.BufferOutputStream()
-    schema = named.schema.with_metadata({"table": "events"})
-    with pa.CompressedOutputStream(sink, "zstd") as packed, pa.ipc.new_stream(packed, schema) as stream:
-        stream.write_table(named)
-    large = entry(1, body=bytes(sink.getvalue()))
+    large = entry(1, body=newer_batch("small", novelty="x" * 5_000_000))
     tracemalloc.start()
     try:
         kept = rows_of(large)
@@ -262,11 +242,3 @@ def test_rows_hold_on_to_nothing_of_their_batch_but_themselves() -> None:
     finally:
         tracemalloc.stop()
     assert size_of(kept) < 1_000
-
-
-def test_full_backlog_refuses_before_it_looks(tmp_path: Path) -> None:
-    store = FakeStore(fault=away())
-    with running(tmp_path, store, GatewayOptions(max_backlog_bytes=10)) as gateway:
-        take(gateway, entry(1))
-        with pytest.raises(GatewayFull, match="0 MiB wait for the store already"):
-            gateway.take(entry(2, body=b"nothing"), LIMITS).result(LIMIT_S)

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
@@ -13,7 +12,7 @@ from lockstep import __version__
 from lockstep.errors import ControlAway, LockstepError
 from lockstep.store.migrations import Layout
 from lockstep.store.store import Store
-from tests.api.build import Api, batch_headers, check_problem, running_api, served
+from tests.api.build import Api, batch_headers, check_problem, open_client, running_api, served
 from tests.api.fake_store import AwayStore, FakeStore, away
 from tests.api.ingest.build import batch
 from tests.waiting import eventually
@@ -76,7 +75,7 @@ def test_service_without_an_api_answers_the_same_probes() -> None:
         if trouble:
             raise LockstepError(trouble[0])
 
-    with served(health_app(check_ready, [registry])) as url, httpx.Client(base_url=url, trust_env=False) as client:
+    with served(health_app(check_ready, [registry])) as url, open_client(url) as client:
         assert client.get("/healthz").text == "ok\n"
         assert client.get("/readyz").status_code == 200
         assert "lockstep_windows_total 0.0" in client.get("/metrics").text

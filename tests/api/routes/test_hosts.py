@@ -46,15 +46,8 @@ def api(tmp_path_factory: pytest.TempPathFactory, shared_store: Store) -> Iterat
 def test_every_machine_is_listed_once(
     api: Api, path: str, names: tuple[str, ...], every: list[tuple[object]]
 ) -> None:
-    found, cursor = [], None
-    for _ in range(9):
-        query = {"limit": 1, "since_s": 86_400} | ({"cursor": cursor} if cursor else {})
-        page = api.get(f"/api/v1/{path}", query).json()
-        found += [tuple(item[name] for name in names) for item in page["items"]]
-        cursor = page["next"]
-        if cursor is None:
-            break
-    assert found == every
+    items = api.walk(f"/api/v1/{path}", {"limit": 1, "since_s": 86_400})
+    assert [tuple(item[name] for name in names) for item in items] == every
 
 
 def test_devices_of_one_host_and_hosts_of_one_job_can_be_chosen(api: Api) -> None:

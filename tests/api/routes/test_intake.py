@@ -16,6 +16,7 @@ from lockstep.errors import GatewayFull
 from lockstep.sections import GatewaySettings
 from tests.api.build import Api, bearer, check_problem, running_api
 from tests.api.fake_store import FakeStore
+from tests.conftest import REPO
 from tests.waiting import HastyClock, eventually
 
 ALERTS, GPUD = "/api/v1/intake/alertmanager", "/api/v1/intake/gpud"
@@ -225,12 +226,9 @@ def test_bad_states_of_gpud_are_events_and_good_ones_are_not(light_api: Api) -> 
 
 
 def test_way_in_is_described_with_an_example_that_is_taken(light_api: Api) -> None:
-    paths = light_api.get("/openapi.json").json()["paths"]
-    for path in (ALERTS, GPUD):
-        operation = paths[path]["post"]
-        assert "Authorization" in operation["description"] or "authorization" in operation["description"]
-        assert operation["requestBody"]["content"]["application/json"]["example"]
-    paths = light_api.get("/openapi.json").json()["paths"]
+    paths = json.loads((REPO / "docs" / "openapi.json").read_text(encoding="utf-8"))["paths"]
     for path, name in ((ALERTS, "intake:alertmanager"), (GPUD, "h3")):
-        example = paths[path]["post"]["requestBody"]["content"]["application/json"]["example"]
+        operation = paths[path]["post"]
+        assert "authorization" in operation["description"].lower()
+        example = operation["requestBody"]["content"]["application/json"]["example"]
         assert post(light_api, path, example, light_api.make_token("ingest", name)).json()["events"] == 1

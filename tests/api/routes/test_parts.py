@@ -9,7 +9,6 @@ from lockstep.path_file import parse_plan
 from lockstep.sections import PlannerSettings
 from lockstep.state.fabric import publish_topology, save_path_plan
 from lockstep.state.incidents import save_incidents
-from lockstep.state.leases import take_lease
 from lockstep.store.store import Store
 from tests.api.build import Api, bearer, check_problem, running_api
 from tests.api.views.build import incident_on
@@ -19,9 +18,7 @@ from tests.planner.checkpoints.build import copy_real
 def test_parts_come_page_by_page_and_by_kind_and_name(api: Api) -> None:
     names = ["gpu:h0/1", "link:h0/eth0--leaf0", "nic:h0/eth0"]
     save_incidents(api.parts.control, [incident_on(name, f"i-{name}") for name in names], None)
-    first = api.get("/api/v1/parts", {"limit": 2}).json()
-    rest = api.get("/api/v1/parts", {"limit": 2, "cursor": first["next"]}).json()
-    assert [part["component"] for part in first["items"] + rest["items"]] == names
+    assert [part["component"] for part in api.walk("/api/v1/parts", {"limit": 2})] == names
     assert [part["component"] for part in api.get("/api/v1/parts", {"kind": "nic"}).json()["items"]] == names[2:]
     assert api.get("/api/v1/parts", {"flagged": "true"}).json()["items"] == []
     part = api.get("/api/v1/parts/link:h0/eth0--leaf0").json()
@@ -53,13 +50,11 @@ def test_topology_is_read_with_what_is_suspected_and_no_checkpoints_without_the_
 
 
 def publish(api: Api, host: str = "h0", sport: int = 4000) -> int:
-    lease = take_lease(api.parts.control, "paths", "test", 10**9, api.parts.clock.now_ns())
-    assert lease is not None
     choice = PathChoice(
         connection="f0", nic="eth0", dst="h1", dst_nic="eth0", links=("a",), destination="10.0.0.2", sports=(sport,)
     )
     summary = PathSummary(generation=0, made_ns=1, flows=1, with_ports=1, max_use=0.5, bound=0.5)
-    return save_path_plan(api.parts.control, summary, {host: [choice]}, lease, True)
+    return save_path_plan(api.parts.control, summary, {host: [choice]}, api.lease("paths"), True)
 
 
 def test_a_host_reads_its_paths_and_nobody_else_s(api: Api) -> None:

@@ -31,7 +31,7 @@ def log_in(api: Api, scope: Scope = "act", place: str = "/") -> httpx.Response:
 
 
 def session_of(answer: httpx.Response) -> dict[str, str]:
-    """Return the header that a browser would send, and forget the cookie in the client, which all tests share."""
+    """Return the header that a browser would send."""
     return {"Cookie": f"{SESSION_COOKIE}={answer.cookies[SESSION_COOKIE]}"}
 
 
@@ -42,9 +42,7 @@ def ours(api: Api) -> dict[str, str]:
 def test_session_reads_what_its_token_reads(api: Api) -> None:
     answer = log_in(api, place="/incidents?job=a")
     assert (answer.status_code, answer.headers["Location"]) == (303, "/incidents?job=a")
-    headers = session_of(answer)
-    api.client.cookies.clear()
-    assert api.client.get("/api/v1/incidents", headers=headers).status_code == 200
+    assert api.client.get("/api/v1/incidents", headers=session_of(answer)).status_code == 200
 
 
 def test_cookie_is_kept_from_scripts_other_sites_and_the_open_and_holds_no_token(api: Api, tmp_path: Path) -> None:
@@ -87,9 +85,8 @@ def test_browser_without_a_session_is_led_to_the_login_and_back(api: Api) -> Non
     assert answer.status_code == 303
 
 
-def test_act_of_a_session_needs_one_of_our_own_pages(api: Api) -> None:
+def test_act_of_a_session_needs_one_of_our_own_pages_and_is_no_more_than_its_token_may(api: Api) -> None:
     headers = session_of(log_in(api))
-    api.client.cookies.clear()
     act = "/api/v1/decisions/none/approve"
     host = api.client.base_url.host
     foreign: list[dict[str, str]] = [
@@ -107,10 +104,6 @@ def test_act_of_a_session_needs_one_of_our_own_pages(api: Api) -> None:
         assert check_problem(answer, 403, "other-origin") == "a session changes things only from our own pages", sent
     for sent in (ours(api), {"Sec-Fetch-Site": "same-origin"}):
         check_problem(api.client.post(act, json={}, headers=headers | sent), 404, "not-found")
-
-
-def test_session_does_no_more_than_its_token_which_needs_no_origin(api: Api) -> None:
-    act = "/api/v1/decisions/none/approve"
     check_problem(api.client.post(act, json={}, headers=bearer(api.make_token("act"))), 404, "not-found")
     headers = session_of(log_in(api, "read")) | ours(api)
     check_problem(api.client.post(act, json={}, headers=headers), 403, "wrong-scope")

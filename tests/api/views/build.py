@@ -45,14 +45,14 @@ def host_of(rank: int, job: str) -> str:
 
 def load_job(store: Store, job: str, attempt: int = 0, start_ns: int = T0) -> None:
     """Put ten seconds of the job into the store, complete up to their end."""
-    who = {"job": job, "attempt": attempt, "comm": COMM}
+    records: list[HostRecord] = [heartbeat(host_of(rank, job), start_ns + SECONDS * SECOND) for rank in (0, 2)]
     for rank in range(4):
-        where = {"host": host_of(rank, job), "rank": rank, **who}
+        where = {"host": host_of(rank, job), "rank": rank, "job": job, "attempt": attempt, "comm": COMM}
         place = {"world_rank": rank, "gpu": rank % 2, "gpu_uuid": f"GPU-{job}-{rank}"}
-        put(store, [make(Comm, **where, **place, init_ns=start_ns, nccl_version="2.28.9")])
-        put(store, (_second(where, rank, start_ns + number * SECOND) for number in range(SECONDS)))
-        put(store, (_wire(where, rank, start_ns + number * SECOND) for number in range(SECONDS)))
-    put(store, (heartbeat(host_of(rank, job), start_ns + SECONDS * SECOND) for rank in (0, 2)))
+        records.append(make(Comm, **where, **place, init_ns=start_ns, nccl_version="2.28.9"))
+        for ts_ns in range(start_ns, start_ns + SECONDS * SECOND, SECOND):
+            records += [_second(where, rank, ts_ns), _wire(where, rank, ts_ns)]
+    put(store, records)
 
 
 def _second(where: dict[str, object], rank: int, ts_ns: int) -> OpStat:

@@ -1,4 +1,4 @@
-"""Agents, hosts, GPUs, NICs, links and checkpoints are listed with what was last known of them."""
+"""Hosts and their parts as last known of, links, checkpoints, and what each part did before, wherever it is now."""
 
 from pathlib import Path
 from typing import Any
@@ -8,25 +8,31 @@ import pytest
 from api.views.checkpoints import open_folders, read_checkpoints, sort_key
 from api.views.fabric import LinkView, read_fabric
 from api.views.hosts import find_host, list_agents, list_gpus, list_hosts, list_nics, load_of, rate_gbps
-from lockstep.errors import NotPresent
+from api.views.ledger import find_part, list_parts
+from api.views.part_names import check_component, concerns
+from lockstep.errors import BadInput, NotPresent
+from lockstep.execution import NodeOrder, Outcome, PartIdentity
 from lockstep.fabrics import leaf_spine
 from lockstep.records import FabricCounter
 from lockstep.sections import PlannerSettings
 from lockstep.state.database import ControlDatabase
+from lockstep.state.decisions import give_node_order, save_decisions, save_isolated, save_outcome
 from lockstep.state.fabric import publish_topology
 from lockstep.state.incidents import save_incidents
+from lockstep.state.leases import take_lease
 from lockstep.store.store import Store
-from tests.api.views.build import NOW, counters, heartbeat, incident_on, load_job, put, reading
+from tests.api.views.build import NOW, counters, happening, heartbeat, incident_on, load_job, put, reading
 from tests.builders import SECOND, T0
+from tests.lockstep.state.build import decision
+from tests.lockstep.state.test_executions import isolated
 from tests.planner.checkpoints.build import NOW_NS, OLD_NS, copy_real
 
 FABRIC = leaf_spine(hosts=2, nics_per_host=1, leaves=1, spines=1)
 
 
 def test_agent_tells_its_version_lag_and_drops_and_old_ones_are_left_out(shared_store: Store) -> None:
-    put(
-        shared_store, [heartbeat("m0", NOW - 400 * SECOND, dropped=5), heartbeat("m0", NOW - 100 * SECOND, dropped=6)]
-    )
+    dropped = ((400, 5), (100, 6))
+    put(shared_store, [heartbeat("m0", NOW - ago * SECOND, dropped=rows) for ago, rows in dropped])
     put(shared_store, [heartbeat("m0", NOW, dropped=9, lag_s=2.5, version="1.1"), heartbeat("m1", NOW - 60 * SECOND)])
     m0, m1 = (agent for agent in list_agents(shared_store, NOW, 100) if agent.host in ("m0", "m1"))
     assert (m0.version, m0.lag_s, m0.dropped, m0.dropped_lately, m0.is_silent) == ("1.1", 2.5, 9, 3, False)
@@ -38,19 +44,11 @@ def test_agent_tells_its_version_lag_and_drops_and_old_ones_are_left_out(shared_
 
 
 def test_gpu_is_shown_with_its_last_reading(shared_store: Store) -> None:
-    put(
-        shared_store,
-        [
-            reading("g0", 1, "GPU-x", T0),
-            reading("g0", 1, "GPU-y", T0 + SECOND, temp_c=90.0),
-            reading("g0", 0, "GPU-z", T0),
-        ],
-    )
+    put(shared_store, [reading("g0", 1, "GPU-x", T0), reading("g0", 0, "GPU-z", T0)])
+    put(shared_store, [reading("g0", 1, "GPU-y", T0 + SECOND, temp_c=90.0)])
     gpus = list_gpus(shared_store, NOW, 10, host="g0")
-    assert [(gpu.component, gpu.gpu_uuid, gpu.temp_c) for gpu in gpus] == [
-        ("gpu:g0/0", "GPU-z", 60.0),
-        ("gpu:g0/1", "GPU-y", 90.0),
-    ]
+    shown = [(gpu.component, gpu.gpu_uuid, gpu.temp_c) for gpu in gpus]
+    assert shown == [("gpu:g0/0", "GPU-z", 60.0), ("gpu:g0/1", "GPU-y", 90.0)]
     assert [gpu.gpu for gpu in list_gpus(shared_store, NOW, 10, after=("g0", 0), host="g0")] == [1]
 
 
@@ -134,7 +132,7 @@ def test_published_topology_is_shown_where_no_file_is_given(shared_store: Store,
     assert (fabric.version.number, len(fabric.links), fabric.path_plan) == (1, len(TWO_LEAVES.links), None)
 
 
-def test_checkpoints_are_listed_with_the_one_to_go_back_to(tmp_path: Path) -> None:
+def test_checkpoints_are_listed_with_the_one_to_go_back_to_and_where_none_are_it_is_said(tmp_path: Path) -> None:
     saved = copy_real("dcp", tmp_path / "train")
     folders = open_folders(PlannerSettings(checkpoints=f"{tmp_path}/{{job}}"))
     found = read_checkpoints(folders, "train", NOW_NS, 10, None, step=230)
@@ -144,6 +142,11 @@ def test_checkpoints_are_listed_with_the_one_to_go_back_to(tmp_path: Path) -> No
     steps = [shown.checkpoint.step for shown in found.items]
     assert steps == sorted((step for step in steps if step is not None), reverse=True)
     assert found.next is None
+    empty = read_checkpoints(folders, "nobody", NOW_NS, 10, None)
+    assert (empty.items, empty.back_to, bool(empty.remarks)) == ((), None, True)
+    assert open_folders(PlannerSettings()) is None
+    with pytest.raises(NotPresent, match=r"planner\.checkpoints is not set"):
+        read_checkpoints(None, "train", NOW_NS, 10, None)
 
 
 def test_checkpoints_come_page_by_page(tmp_path: Path) -> None:
@@ -157,11 +160,114 @@ def test_checkpoints_come_page_by_page(tmp_path: Path) -> None:
     assert first.items + rest.items == every.items
 
 
-def test_job_without_a_folder_and_an_empty_setting_say_so(tmp_path: Path) -> None:
-    folders = open_folders(PlannerSettings(checkpoints=f"{tmp_path}/{{job}}"))
-    found = read_checkpoints(folders, "nobody", NOW_NS, 10, None)
-    assert (found.items, found.back_to) == ((), None)
-    assert found.remarks
-    assert open_folders(PlannerSettings()) is None
-    with pytest.raises(NotPresent, match=r"planner\.checkpoints is not set"):
-        read_checkpoints(None, "train", NOW_NS, 10, None)
+DAY = 86_400 * SECOND
+LATER = T0 + 10 * DAY
+
+
+def isolate(control: ControlDatabase, component: str, node: str, **fields: Any) -> None:
+    """Take a node out of service under the decision d1 on the incident i1, which must be there."""
+    lease = take_lease(control, "planner", "test", ttl_ns=SECOND, now_ns=T0)
+    assert lease is not None
+    save_decisions(control, [decision("d1", incident="i1")], None)
+    out = {"node": node, "component": component, "since_ns": T0, "changed_ns": T0}
+    save_isolated(control, isolated(**(out | fields)), lease)
+
+
+def test_part_is_listed_with_what_it_did(shared_store: Store, control: ControlDatabase) -> None:
+    put(shared_store, [happening("p0", T0, "nic:p0/eth0"), happening("p0", T0, "nic:p0/eth1", severity="info")])
+    told = [incident_on("nic:p0/eth0", "i1"), incident_on("nic:p0/eth0", "i2"), incident_on("job:train", "i3")]
+    save_incidents(control, told, None)
+    save_outcome(control, Outcome(incident="i1", was_right=True, who="ann", ts_ns=T0 + DAY))
+    save_outcome(control, Outcome(incident="i2", was_right=False, part="link:p0/eth0--leaf1", who="ann", ts_ns=T0))
+    isolate(control, "nic:p0/eth0", "p0")
+    parts = {part.component: part for part in list_parts(shared_store, control, LATER) if "p0" in part.component}
+    nic, cable = parts["nic:p0/eth0"], parts["link:p0/eth0--leaf1"]
+    assert (nic.incidents, nic.confirmed, nic.cleared, nic.isolations, nic.severe_events) == (2, 1, 1, 1, 1)
+    assert (nic.last_ns, nic.last_at) == (T0 + DAY, "2023-11-15T22:13:20Z")
+    assert (cable.incidents, cable.confirmed) == (0, 1)
+    assert sorted(parts) == ["link:p0/eth0--leaf1", "nic:p0/eth0"], "a NIC that told nothing severe has no history"
+    assert [part.kind for part in list_parts(shared_store, control, LATER, "link")] == ["link"]
+
+
+def test_host_has_the_history_of_all_its_parts(shared_store: Store, control: ControlDatabase) -> None:
+    put(shared_store, [happening("q0", T0 + n, f"gpu:q0/{n}") for n in range(2)])
+    save_incidents(control, [incident_on("nic:q0/eth0", "i1"), incident_on("gpu:q1/0", "i2")], None)
+    part = find_part(shared_store, control, "host:q0", LATER)
+    assert [each.id for each in part.history] == ["i1"]
+    assert [event.component for event in part.events] == ["gpu:q0/1", "gpu:q0/0"]
+    assert (part.incidents, part.severe_events) == (1, 2)
+
+
+def test_gpu_that_moved_after_it_was_named_is_flagged_where_it_is_now(
+    shared_store: Store, control: ControlDatabase
+) -> None:
+    put(shared_store, [reading("r0", 3, "GPU-bad", T0 - SECOND), reading("r7", 0, "GPU-bad", T0 + 5 * DAY)])
+    save_incidents(control, [incident_on("gpu:r0/3", "i1")], None)
+    flags = {part.component: part.flags for part in list_parts(shared_store, control, LATER) if part.flags}
+    sentence = "GPU-bad was gpu:r0/3 when incident i1 named it, and is here since 2023-11-19T22:13:20Z"
+    assert flags["gpu:r7/0"] == (sentence,)
+    part = find_part(shared_store, control, "gpu:r7/0", LATER)
+    assert part.flags == (sentence,)
+
+
+def test_gpu_is_followed_by_its_uuid(shared_store: Store, control: ControlDatabase) -> None:
+    put(shared_store, [reading("s0", 1, "GPU-s", T0 - SECOND), reading("s0", 1, "GPU-s", T0 + SECOND)])
+    put(shared_store, [reading("s9", 2, "GPU-s", T0 + 3 * DAY), reading("s0", 1, "GPU-new", T0 + 4 * DAY)])
+    put(shared_store, [reading("s0", 1, "GPU-new", T0 + 5 * DAY)])
+    told = [incident_on("gpu:s0/1", "i1"), incident_on("gpu:s0/1", "i2", opened_ns=T0 + 4 * DAY + SECOND)]
+    save_incidents(control, told, None)
+    old, new = (find_part(shared_store, control, f"gpu:GPU-{name}", LATER) for name in ("s", "new"))
+    assert [each.id for each in old.history] == ["i1"]
+    assert [each.id for each in new.history] == ["i2"]
+    assert [seen.component for seen in old.sightings] == ["gpu:s0/1", "gpu:s9/2"]
+
+
+def test_gpu_that_was_sent_back_and_is_here_again_is_flagged(shared_store: Store, control: ControlDatabase) -> None:
+    put(shared_store, [reading("u0", 0, "GPU-rma", T0), reading("u5", 4, "GPU-rma", T0 + 8 * DAY)])
+    save_incidents(control, [incident_on("host:u0", "i1")], None)
+    isolate(control, "host:u0", "u0")
+    part = PartIdentity(uuid="GPU-rma", ticket="RMA-17")
+    give_node_order(
+        control, NodeOrder(decision="d1", node="u0", kind="rma", who="ann", part=part, ts_ns=T0 + 2 * DAY)
+    )
+    flags = {each.component: each.flags for each in list_parts(shared_store, control, LATER) if each.flags}
+    (sentence,) = flags["gpu:u5/4"]
+    assert sentence.startswith("GPU-rma was sent back from u0 on 2023-11-16T22:13:20Z (ticket RMA-17)")
+    assert sentence.endswith("and is here again, seen until 2023-11-22T22:13:20Z")
+    assert "gpu:u0/0" not in flags, "there it was before"
+
+
+def test_part_that_is_named_after_its_repair_is_flagged(shared_store: Store, control: ControlDatabase) -> None:
+    told = [incident_on("nic:v0/eth0", "i1"), incident_on("nic:v0/eth0", "i2", opened_ns=T0 + 3 * DAY)]
+    save_incidents(control, told, None)
+    isolate(control, "nic:v0/eth0", "v0", state="returned", repaired_ns=T0 + DAY)
+    part = find_part(shared_store, control, "nic:v0/eth0", LATER)
+    assert part.flags == ("named again by incident i2, after its repair of 2023-11-15T22:13:20Z",)
+    assert [each.state for each in part.out_of_service] == ["returned"]
+
+
+def test_part_without_a_history_is_not_there_and_a_name_of_none_refused(
+    shared_store: Store, control: ControlDatabase
+) -> None:
+    with pytest.raises(NotPresent, match="no events for nic:zz/eth9 in the last 90 days"):
+        find_part(shared_store, control, "nic:zz/eth9", LATER)
+    for name in ("", "nic", "nic:", ":x", "job:train", "rank:3", "nic:\0", "nic:" + "x" * 300):
+        with pytest.raises(BadInput, match="is no name of a part"):
+            check_component(name)
+
+
+@pytest.mark.parametrize(
+    ("part", "component", "belongs"),
+    [
+        ("host:h3", "gpu:h3/1", True),
+        ("host:h3", "link:h3/eth1--leaf1", True),
+        ("host:h3", "gpu:h33/1", False),
+        ("switch:leaf1", "link:h3/eth1--leaf1/12", True),
+        ("port:leaf1/12", "link:h3/eth1--leaf1/12", True),
+        ("port:leaf1/1", "link:h3/eth1--leaf1/12", False),
+        ("nic:h3/eth1", "host:h3", False),
+        ("host:h3", "job:h3", False),
+    ],
+)
+def test_history_of_a_part_holds_what_concerns_it(part: str, component: str, belongs: bool) -> None:
+    assert concerns(part, component) is belongs
