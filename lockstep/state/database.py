@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
@@ -48,15 +47,12 @@ class NoKeys:
     file = None
 
     def seal(self, content: bytes, about: str) -> NoReturn:
-        """Refuse."""
         raise SealBroken(f"{about} cannot be sealed: this process was given no key file")
 
     def unseal(self, sealed: str, about: str) -> NoReturn:
-        """Refuse."""
         raise SealBroken("this process was given no key file")
 
     def is_newest(self, sealed: str) -> bool:
-        """Return that none is."""
         return False
 
 
@@ -112,9 +108,7 @@ class ControlDatabase:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @contextmanager

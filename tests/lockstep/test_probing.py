@@ -72,7 +72,7 @@ def test_all_leaves_have_been_reached_from_a_leaf_long_before_all_pairs_are_done
     topology = leaf_spine(hosts=64, nics_per_host=1, leaves=16, spines=2)
     index = TopologyIndex(topology)
     mates = [Mesh(topology, f"h{number}") for number in range(4)]  # all of leaf0
-    steps = mates[0].steps_per_leaf_lap
+    steps = 2 * 4  # by turns inside and beyond, where each of four takes four of the other 15 leaves
     pairs = [pair for mesh in mates for step in range(steps) if (pair := mesh.pair_at(step))]
     reached = {index.leaf_of(pair.dst, pair.dst_nic) for pair in pairs}
     assert reached == {leaf.id for leaf in topology.switches if leaf.tier == "leaf"}
