@@ -105,10 +105,15 @@ def _add_rank(reading: Reading, trace: Trace, info: ProcessInfo, job: str) -> No
     for kernel in sorted(trace.kernels, key=lambda kernel: kernel.ts):
         launch = launches.get(kernel.correlation)
         operation = _operation(trace, kernel, launch, info)
-        if problem := _why_left_out(operation):
-            reading.unread[problem] += 1
+        if operation is None:
+            reading.unread["kernels were left out, because nothing tells which operation they ran"] += 1
             continue
-        assert operation is not None  # nothing is why it is left out
+        if operation.size is None:
+            reading.unread["operations were left out, because nobody can say how much they moved"] += 1
+            continue
+        if operation.peer == -2:
+            reading.unread["operations were left out, because nothing tells who was on the other side"] += 1
+            continue
         row = _row(trace, kernel, launch, operation, info, job)
         key = (row["comm"], operation.func, operation.peer)
         counts[key] += 1
@@ -121,16 +126,6 @@ def _add_rank(reading: Reading, trace: Trace, info: ProcessInfo, job: str) -> No
         _note_comm(comms, row, operation, info)
     for comm in comms.values():
         reading.add("comms", comm)
-
-
-def _why_left_out(operation: Operation | None) -> str | None:
-    if operation is None:
-        return "kernels were left out, because nothing tells which operation they ran"
-    if operation.size is None:
-        return "operations were left out, because nobody can say how much they moved"
-    if operation.peer == -2:
-        return "operations were left out, because nothing tells who was on the other side"
-    return None
 
 
 def _operation(trace: Trace, kernel: KernelEvent, launch: Launch | None, info: ProcessInfo) -> Operation | None:
@@ -184,13 +179,12 @@ def _called_operation(call: CallEvent) -> Operation:
     func = _WORDS.get(word, word)
     shapes, types = call.args.get("Input Dims"), call.args.get("Input type")
     dtypes = [_C_TYPES.get(str(one), str(one)) for one in types] if isinstance(types, list) else []
-    plain = isinstance(shapes, list) and all(isinstance(one, list) and _are_lengths(one) for one in shapes)
-    size = size_of(shapes, dtypes) if isinstance(shapes, list) and plain and func not in _COUNTED_BY_OUTPUT else None
+    is_plain = isinstance(shapes, list) and all(
+        isinstance(one, list) and all(isinstance(length, int) and length >= 0 for length in one) for one in shapes
+    )
+    size = size_of(shapes, dtypes) if isinstance(shapes, list) and is_plain else None
+    size = None if func in _COUNTED_BY_OUTPUT else size
     return Operation(func, size, nccl_dtype(dtypes), None, -2 if func in ("Send", "Recv") else -1, None)
-
-
-def _are_lengths(shape: list[object]) -> bool:
-    return all(isinstance(length, int) and length >= 0 for length in shape)
 
 
 def _row(
