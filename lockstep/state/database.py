@@ -20,8 +20,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as NoFreeConnection
 
 from lockstep.errors import BadInput, ControlAway, SealBroken
-from lockstep.state.schema import prepare_schema
-from lockstep.state.tables import DELIVERIES, LEASES
+from lockstep.state.tables import DELIVERIES, LEASES, prepare_schema
 
 
 class Keys(Protocol):

@@ -40,9 +40,10 @@ def test_tree_in_the_docstring_is_that_of_all_exceptions_and_these_are_all_in_it
 
 
 def test_complaints_are_kept_and_listed() -> None:
-    for error in (BadSettings(["first", "second"]), BadTopology(["first", "second"])):
+    for kind, begin in ((BadSettings, "these settings"), (BadTopology, "this topology")):
+        error = kind(["first", "second"])
         assert error.complaints == ["first", "second"]
-        assert str(error).endswith("cannot be used:\n  - first\n  - second")
+        assert str(error) == f"{begin} cannot be used:\n  - first\n  - second"
 
 
 def test_only_the_places_that_are_known_are_named() -> None:

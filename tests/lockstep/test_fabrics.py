@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable
-from itertools import combinations, product
+from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +13,8 @@ from lockstep.errors import BadTopology
 from lockstep.fabrics import FabricOptions, dual_plane, fat_tree, leaf_spine, rail_optimised
 from lockstep.topology import Topology, TopologyIndex, check_topology, dump_topology, parse_topology, split_end
 
-QUICK = settings(max_examples=25, deadline=None)  # no deadline: machines that run tests differ
-FEW = st.integers(1, 4)
+QUICK = settings(max_examples=12)
+FEW = st.integers(1, 3)
 EVEN = st.sampled_from([2, 4, 6])
 PLAIN = FabricOptions(gpus_per_host=2)
 
@@ -93,7 +93,7 @@ def test_leaf_spine_fills_leaves_in_blocks_and_names_parts_as_promised() -> None
     assert {"h3/eth1--leaf1", "leaf1--spine2"} <= ids
 
 
-@pytest.mark.parametrize("k", [2, 4, 6, 8])
+@pytest.mark.parametrize("k", [2, 4, 6])
 def test_fat_tree_has_the_size_and_the_ways_of_its_closed_forms(k: int) -> None:
     topology = fat_tree(k, PLAIN)
     assert (len(topology.hosts), len(topology.links)) == (k**3 // 4, 3 * k**3 // 4)
@@ -249,10 +249,3 @@ def test_impossible_fabric_is_refused_with_every_reason(build: Callable[[], Topo
     with pytest.raises(BadTopology) as refusal:
         build()
     assert refusal.value.complaints == complaints
-
-
-def test_all_pairs_of_128_nics_are_answered() -> None:
-    index = TopologyIndex(leaf_spine(hosts=16, nics_per_host=8, leaves=4, spines=4, options=PLAIN))
-    ends = nics(index.topology)
-    sizes = Counter(len(index.links_between(*src, *dst)) for src, dst in product(ends, ends))
-    assert sizes == {0: 128, 2: 128 * 31, 10: 128 * 96}
