@@ -192,7 +192,7 @@ class _Guard(TreeBuilder):
         super().__init__()
         self._name, self._depth, self._count = name, 0, 0
 
-    def start(self, tag: str, attributes: dict[str, str]) -> Element:  # type: ignore[override]  # as expat calls it
+    def start(self, tag: str, attributes: dict[str, str]) -> Element:
         self._count += 1
         self._depth += 1
         if self._depth > _MOST_DEPTH or self._count > _MOST_PARTS:

@@ -195,16 +195,13 @@ def _row(
     enqueue_ns = trace.unix_ns(launch.ts) if launch else start_ns
     captured = bool(kernel.args.get("graph id") or kernel.args.get("graph node id"))
     row: Row = {"host": f"rank-{info.rank}", "job": job, "attempt": 0, "func": operation.func, "peer": operation.peer}
-    row |= {"comm": group.comm if group else _comm_of_stream(info.rank, kernel.tid)}
+    # Operations of a stream whose process group nobody names have a number that no other rank has.
+    stream = hashlib.sha256(f"kineto rank {info.rank} stream {kernel.tid}".encode()).digest()
+    row |= {"comm": group.comm if group else int.from_bytes(stream[:8], "big")}
     row |= {"rank": group.ranks.index(info.rank) if group else info.rank, "dtype": operation.dtype}
     row |= {"replay": 0, "epoch": 0, "captured": captured, "bytes": operation.size, "clock": "gpu"}
     row |= {"seq_valid": operation.seq is not None and operation.peer < 0 and not captured and group is not None}
     return row | {"enqueue_ns": enqueue_ns, "start_ns": start_ns, "end_ns": trace.unix_ns(kernel.ts + kernel.dur)}
-
-
-def _comm_of_stream(rank: int, stream: int | str) -> int:
-    """Return a number for the operations of a stream whose process group nobody names: no other rank has it."""
-    return int.from_bytes(hashlib.sha256(f"kineto rank {rank} stream {stream}".encode()).digest()[:8], "big")
 
 
 def _note_comm(comms: dict[int, Row], row: Row, operation: Operation, info: ProcessInfo) -> None:

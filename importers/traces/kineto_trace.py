@@ -92,13 +92,11 @@ class _Text:
                     problem = "it nests too deeply" if is_deep else str(error).partition(":")[0]
                     raise BadInput(f"{self._name}: {what}: is not JSON: {problem}") from None
                 continue
-            if not self._may_go_on(value, end) or not self._grow():
+            # The next piece may hold more of a number: all other values tell where they end.
+            may_go_on = isinstance(value, int | float) and self._text[end : end + 1] not in _DELIMITERS
+            if not may_go_on or not self._grow():
                 self._position = end
                 return value
-
-    def _may_go_on(self, value: object, end: int) -> bool:
-        """Return whether the next piece may hold more of a number: all other values tell where they end."""
-        return isinstance(value, int | float) and self._text[end : end + 1] not in _DELIMITERS
 
     def _skip_space(self) -> None:
         while True:

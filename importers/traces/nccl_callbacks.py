@@ -314,19 +314,16 @@ def _of_one_run(traces: list[Trace]) -> tuple[About, dict[int, RankHeader]]:
 
 def _spooled(about: About, ranks: dict[int, RankHeader], files: _RankFiles) -> Spooled:
     hosts = name_hosts(about, ranks)
-    recordings = tuple(
-        Recording(
-            rank=rank,
-            header=header,
-            origin=_origin_of(rank, header, about, hosts),
-            file=files.path_of(rank),
-            snapshot_ns=_snapshot_ns(about, header, files.end_ns),
-        )
-        for rank, header in sorted(ranks.items())
-        if files.path_of(rank).exists()
-    )
+    transport = transport_of(about.nic) if about.nic else None
+    recordings: list[Recording] = []
+    for rank, header in sorted(ranks.items()):
+        if files.path_of(rank).exists():
+            gpu = sum(host == hosts[rank] and other < rank for other, host in hosts.items())
+            origin = Origin(hosts[rank], about.run, pid=header.pid, gpu=gpu, nic=about.nic, transport=transport)
+            snapshot_ns = _snapshot_ns(about, header, files.end_ns)
+            recordings.append(Recording(rank, header, origin, files.path_of(rank), snapshot_ns))
     end_ns = max(recording.snapshot_ns for recording in recordings)
-    return Spooled(about, recordings, files.start_ns, end_ns + 1)
+    return Spooled(about, tuple(recordings), files.start_ns, end_ns + 1)
 
 
 def name_hosts(about: About, ranks: dict[int, RankHeader]) -> dict[int, str]:
@@ -340,13 +337,6 @@ def name_hosts(about: About, ranks: dict[int, RankHeader]) -> dict[int, str]:
     return {
         rank: about.hosts.get(rank, f"h{rank}" if spans and shared else header.host) for rank, header in ranks.items()
     }
-
-
-def _origin_of(rank: int, header: RankHeader, about: About, hosts: dict[int, str]) -> Origin:
-    before = [other for other, host in hosts.items() if host == hosts[rank] and other < rank]
-    transport = transport_of(about.nic) if about.nic else None
-    pid, gpu = header.pid, len(before)
-    return Origin(host=hosts[rank], job=about.run, pid=pid, gpu=gpu, nic=about.nic, transport=transport)
 
 
 def transport_of(nic: str) -> str:

@@ -87,7 +87,9 @@ def save_execution(
         note_changes(connection, "execution", [execution.decision])
         write_over(connection, ISOLATIONS, map(_isolation_row, isolated))
         if why:
-            _audit(connection, f"execution_{execution.state}", execution.decision, why, _newest_ns(execution))
+            ends_ns = [step.ended_ns or step.began_ns or 0 for step in execution.steps]
+            newest_ns = max(execution.ended_ns or 0, execution.began_ns, *ends_ns)
+            _audit(connection, f"execution_{execution.state}", execution.decision, why, newest_ns)
 
 
 def find_execution(db: ControlDatabase, decision: str) -> Execution | None:
@@ -144,12 +146,6 @@ def list_outcomes(db: ControlDatabase, since_ns: int = 0) -> dict[str, Outcome]:
     """Return outcomes by incident."""
     query = select(OUTCOMES.c.id, OUTCOMES.c.document).where(OUTCOMES.c.ts_ns >= since_ns).order_by(OUTCOMES.c.id)
     return read_by_id(db, Outcome, query)
-
-
-def _newest_ns(execution: Execution) -> int:
-    """Return when something last happened to an execution."""
-    timestamps = [step.ended_ns or step.began_ns or 0 for step in execution.steps]
-    return max(execution.ended_ns or 0, execution.began_ns, *timestamps)
 
 
 def _audit(connection: Connection, what: str, subject: str, why: str, now_ns: int) -> None:

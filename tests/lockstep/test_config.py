@@ -136,13 +136,18 @@ def test_listen_is_split_or_refused_whatever_the_text(text: str) -> None:
     assert 0 <= port <= 65535
 
 
-def test_settings_cannot_be_changed() -> None:
+def test_settings_cannot_be_changed_and_have_a_meaning_and_variables_of_their_own() -> None:
     settings = load_settings({"LOCKSTEP_API_LISTEN": "[::1]:80"})
     assert settings.api.listen == "[::1]:80"
     with pytest.raises(ValidationError, match="frozen"):
         settings.log_level = "debug"  # type: ignore[misc]  # the mistake that is refused
     with pytest.raises(ValidationError, match="frozen"):
         settings.api.listen = "127.0.0.1:1"  # type: ignore[misc]  # the mistake that is refused
+    variables = [setting.variable for setting in list_settings()]
+    assert [setting.variable for setting in list_settings() if not setting.meaning] == []
+    assert len(set(variables)) == len(variables)
+    assert not set(variables) & set(NOT_SETTINGS)
+    assert {"LOCKSTEP_STORE_URL", "LOCKSTEP_LOG_LEVEL"} <= set(variables)
 
 
 def test_store_and_control_live_in_the_state_directory_unless_told_otherwise(
@@ -173,11 +178,3 @@ def test_secret_is_what_its_file_holds_without_the_newline(tmp_path: Path) -> No
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(BadInput, match="cannot read the token"):
         read_secret(tmp_path / "binary", "the token")
-
-
-def test_settings_have_a_meaning_and_variables_of_their_own() -> None:
-    variables = [setting.variable for setting in list_settings()]
-    assert [setting.variable for setting in list_settings() if not setting.meaning] == []
-    assert len(set(variables)) == len(variables)
-    assert not set(variables) & set(NOT_SETTINGS)
-    assert {"LOCKSTEP_STORE_URL", "LOCKSTEP_LOG_LEVEL"} <= set(variables)

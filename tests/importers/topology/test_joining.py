@@ -204,15 +204,12 @@ def test_tier_is_the_distance_to_the_nearest_host(
     assert infer_tiers(leaves, neighbours) == tiers
 
 
-def test_planes_need_a_host_on_both_and_never_meet() -> None:
+def test_planes_need_a_host_on_both_and_rails_two_hosts_on_a_leaf() -> None:
     apart, joined = {"a": set[str](), "b": set[str]()}, {"a": {"s"}, "b": {"s"}, "s": {"a", "b"}}
     both = {("h", "e0"): "a", ("h", "e1"): "b"}
     assert infer_planes(both, apart) == {("h", "e0"): 0, ("h", "e1"): 1}
     assert infer_planes({("h", "e0"): "a", ("g", "e0"): "b"}, apart) == {}
     assert infer_planes(both, joined) == {}
-
-
-def test_rails_are_numbered_in_the_order_of_the_names_and_one_host_proves_none() -> None:
     plugs = {(host, f"e{nic}"): f"leaf{nic}" for host in ("g", "h") for nic in range(11)}
     assert {nic: rail for (_, nic), rail in infer_rails(plugs).items()} == {f"e{nic}": nic for nic in range(11)}
     assert infer_rails({("h", "e0"): "a", ("h", "e1"): "b"}) == {}

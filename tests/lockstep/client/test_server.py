@@ -23,7 +23,7 @@ def test_answer_is_handed_over_and_what_is_not_asked_for_is_not_sent() -> None:
         assert server.get("/") == {}
 
 
-def test_refusal_is_told_with_the_server_s_own_sentence() -> None:
+def test_refusal_is_told_with_the_server_s_own_sentence_or_by_its_status() -> None:
     body = b'{"type": "urn:lockstep:problem:not-found", "detail": "the store knows no job"}'
     with (
         answering(404, body) as url,
@@ -33,9 +33,6 @@ def test_refusal_is_told_with_the_server_s_own_sentence() -> None:
     refusal = caught.value
     assert (refusal.status, refusal.kind) == (404, "urn:lockstep:problem:not-found")
     assert refusal.detail == "the store knows no job"
-
-
-def test_refusal_without_a_sentence_is_told_by_its_status() -> None:
     for body in (b"<html>", b"[]", b"{}", b"", b"null"):
         with answering(502, body) as url, pytest.raises(ServerRefused, match=f"^{url}: answered 502$") as caught:
             ask(url)

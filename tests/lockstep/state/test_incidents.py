@@ -52,7 +52,7 @@ def take(db: ControlDatabase, holder: str, now_ns: int) -> Lease:
     return lease
 
 
-def test_incident_comes_back_as_it_was_saved_last(db: ControlDatabase) -> None:
+def test_incident_comes_back_as_it_was_saved_last_and_is_found_by_job_and_state(db: ControlDatabase) -> None:
     save_incidents(db, [], None)
     assert list_incidents(db) == []
     with pytest.raises(NotPresent, match="there is no incident 'i9'"):
@@ -62,9 +62,6 @@ def test_incident_comes_back_as_it_was_saved_last(db: ControlDatabase) -> None:
     closed = incident("i1", state="closed", updated_ns=900)
     save_incidents(db, [closed], None)
     assert (get_incident(db, "i1"), list_incidents(db), open_incidents(db)) == (closed, [closed], [])
-
-
-def test_incidents_are_found_by_job_and_state(db: ControlDatabase) -> None:
     mine, closed, other = incident("i1"), incident("i2", state="closed"), incident("i3", job="other")
     save_incidents(db, [mine, closed, other], None)
     assert list_incidents(db, job="train", state="open") == [mine]

@@ -87,14 +87,11 @@ def test_number_of_receivers_is_bounded(db: ControlDatabase, monkeypatch: pytest
         create(db, PAGER)
 
 
-def test_receiver_is_known_since_it_was_first_met(db: ControlDatabase) -> None:
+def test_receiver_is_known_since_it_was_first_met_and_enabled_again_with_a_line(db: ControlDatabase) -> None:
     meet_targets(db, ["b", "a"], 5)
     meet_targets(db, ["a", "c"], 9)
     meet_targets(db, [], 10)
     assert {name: health.since_ns for name, health in list_health(db).items()} == {"a": 5, "b": 5, "c": 9}
-
-
-def test_receiver_that_was_disabled_is_enabled_with_a_line(db: ControlDatabase) -> None:
     meet_targets(db, ["ops"], 5)
     with db.begin() as connection:
         gone = read_health(connection, "ops", 6).model_copy(update={"disabled_because": "410", "failures_in_row": 4})
