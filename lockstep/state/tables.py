@@ -37,32 +37,32 @@ ROW_NUMBER = BigInteger().with_variant(Integer, "sqlite")
 
 METADATA = MetaData()
 
-_Columns = list[Column[Any]]  # Any: each has the type of its values
+_Column = Column[Any]  # Any: each has the type of its values
 
 
-def _key(name: str = "id", refers_to: str | None = None) -> Column[str]:
+def _key(name: str = "id", refers_to: str | None = None) -> _Column:
     references = [ForeignKey(refers_to)] if refers_to else []
     return Column(name, NAME, *references, primary_key=True)
 
 
-def _count(name: str = "id") -> Column[int]:
+def _count(name: str = "id") -> _Column:
     """A number that the database gives; with `sqlite_autoincrement` one that was given out is never reused."""
     return Column(name, ROW_NUMBER, primary_key=True, autoincrement=True)
 
 
-def _names(*names: str) -> _Columns:
+def _names(*names: str) -> list[_Column]:
     return [Column(name, NAME, nullable=False) for name in names]
 
 
-def _numbers(*names: str) -> _Columns:
+def _numbers(*names: str) -> list[_Column]:
     return [Column(name, BigInteger, nullable=False) for name in names]
 
 
-def _texts(*names: str) -> _Columns:
+def _texts(*names: str) -> list[_Column]:
     return [Column(name, Text, nullable=False) for name in names]
 
 
-def _of(table: str, name: str) -> Column[str]:
+def _of(table: str, name: str) -> _Column:
     """The id of a row of another table."""
     return Column(name, NAME, ForeignKey(f"{table}.id"), nullable=False)
 

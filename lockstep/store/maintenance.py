@@ -59,8 +59,8 @@ def apply_retention(store: Store, layout: Layout, days: Mapping[str, int]) -> li
     wanted = DEFAULT_RETENTION_DAYS | dict(days)
     changed = [table for table, present in _present_days(store, layout).items() if present != wanted[table]]
     for table in changed:
-        days = wanted[table]
-        kept = f"MODIFY TTL {_timestamp(table)} + INTERVAL {days} DAY DELETE" if days else "REMOVE TTL"
+        limit = wanted[table]
+        kept = f"MODIFY TTL {_timestamp(table)} + INTERVAL {limit} DAY DELETE" if limit else "REMOVE TTL"
         store.command(f"ALTER TABLE {layout.local}.{table} {kept}")
     return changed
 

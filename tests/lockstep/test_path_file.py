@@ -156,7 +156,7 @@ def test_files_are_read_by_both_up_to_the_greatest_size(tmp_path: Path) -> None:
     assert larger == read_by_us(file_of(MOST_BYTES + 1)) == "damaged"
 
 
-def test_written_plan_is_the_file_and_replaces_a_damaged_one(tmp_path: Path) -> None:
+def test_written_plan_is_the_file_replaces_a_damaged_one_and_is_never_set_back(tmp_path: Path) -> None:
     file = tmp_path / "paths" / "plan"
     assert read_plan(file) is None
     for _ in range(2):
@@ -165,9 +165,6 @@ def test_written_plan_is_the_file_and_replaces_a_damaged_one(tmp_path: Path) -> 
         assert os.listdir(file.parent) == ["plan"]
         assert file.stat().st_mode & 0o777 == 0o644
         file.write_text("lockstep-paths 1 99")
-
-
-def test_plan_is_never_set_back_and_only_its_lease_is_renewed(tmp_path: Path) -> None:
     file = tmp_path / "plan"
     write_plan(file, plan(5, entry(1), lease_end_s=100))
     write_plan(file, plan(5, entry(1), lease_end_s=200))

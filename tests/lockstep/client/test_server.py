@@ -16,11 +16,14 @@ def ask(url: str, token: str = "") -> Json:
         return server.get("/api/v1/incidents", {"job": "a b", "state": None})
 
 
-def test_answer_is_handed_over_and_what_is_not_asked_for_is_not_sent() -> None:
+def test_answer_is_handed_over_and_success_of_somebody_else_is_none() -> None:
     with answering(200, b"{}") as url, Server(url) as server:
         with server.answered("GET", "/api/v1/incidents", {"job": "a b", "state": None}) as answer:
             assert answer.request.url.query == b"job=a+b"
         assert server.get("/") == {}
+    for body in (b"<html>", b"3", b"", b"null", b'"text"'):
+        with answering(200, body) as url, pytest.raises(ServerRefused, match=f"what answers at {url} is no Lockstep"):
+            ask(url)
 
 
 def test_refusal_is_told_with_the_server_s_own_sentence_or_by_its_status() -> None:
@@ -37,12 +40,6 @@ def test_refusal_is_told_with_the_server_s_own_sentence_or_by_its_status() -> No
         with answering(502, body) as url, pytest.raises(ServerRefused, match=f"^{url}: answered 502$") as caught:
             ask(url)
         assert (caught.value.kind, caught.value.detail) == ("about:blank", "answered 502")
-
-
-def test_success_of_somebody_else_is_no_answer() -> None:
-    for body in (b"<html>", b"3", b"", b"null", b'"text"'):
-        with answering(200, body) as url, pytest.raises(ServerRefused, match=f"what answers at {url} is no Lockstep"):
-            ask(url)
 
 
 def test_server_that_is_not_there_is_named() -> None:

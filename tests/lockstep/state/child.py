@@ -4,10 +4,17 @@ They come from a server that has imported what they need once, and share nothing
 """
 
 import multiprocessing
+import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
+from lockstep.sealing import Keyring
+from lockstep.state import targets
 from lockstep.state.database import open_control
 from lockstep.state.documents import list_audit, record, write_over
 from lockstep.state.incidents import save_incidents
@@ -43,7 +50,12 @@ class Child:
 
     def kill(self) -> None:
         self._process.kill()
+        self.wait()
+
+    def wait(self) -> int | None:
+        """Return how it ended."""
         self._process.join()
+        return self._process.exitcode
 
 
 @contextmanager
@@ -85,3 +97,16 @@ def open_and_sign(pipe: Pipe, url: str, name: str) -> None:
     with open_control(url, lock_wait_ms=PATIENT_MS) as db:
         record(db, who=name, what="open", subject="db", why="", now_ns=0)
         pipe.send(len(list_audit(db, 100)))
+
+
+def die_in_mid_sealing(_: Pipe, url: str, keys: str) -> None:
+    seal, sealed = targets._seal, count(1)
+
+    def seal_and_die(*arguments: Any) -> None:  # Any: passed on
+        seal(*arguments)
+        if next(sealed) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    targets._seal = seal_and_die  # type: ignore[assignment]  # passes all arguments on
+    with open_control(url, keys=Keyring(Path(keys), is_made=True)) as db:
+        targets.seal_targets(db)

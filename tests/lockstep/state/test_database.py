@@ -30,14 +30,18 @@ def count_leases(db: ControlDatabase) -> int:
         return connection.execute(select(func.count()).select_from(LEASES)).scalar_one()
 
 
-def test_sqlite_file_is_durable_and_readable_while_written(tmp_path: Path) -> None:
+def test_sqlite_file_is_durable_and_one_that_a_stranger_keeps_locked_is_away(tmp_path: Path) -> None:
     with open_control(f"sqlite:///{tmp_path}/deep/down/control.db") as db, db.read() as connection:
         settings = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
         found = [connection.execute(text(f"PRAGMA {name}")).scalar_one() for name in settings]
     assert found == ["wal", 2, 1, 10_000]
+    path = tmp_path / "control.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as stranger:
+        stranger.execute("BEGIN EXCLUSIVE")
+        assert f"{path} cannot be used: database is locked" in away_message(f"sqlite:///{path}", lock_wait_ms=1)
 
 
-def test_block_that_raises_is_undone(db: ControlDatabase) -> None:
+def test_block_that_raises_is_undone_and_references_are_checked(db: ControlDatabase) -> None:
     def write_and_fail() -> None:
         with db.begin() as connection:
             connection.execute(insert(LEASES).values(name="x", generation=1, expires_ns=1))
@@ -47,6 +51,9 @@ def test_block_that_raises_is_undone(db: ControlDatabase) -> None:
     with pytest.raises(KeyError):
         write_and_fail()
     assert count_leases(db) == 0
+    orphan = {"id": "d1", "incident": "nowhere", "job": "j", "created_ns": 1, "document": "{}"}
+    with pytest.raises(IntegrityError), db.begin() as connection:
+        connection.execute(insert(DECISIONS).values(orphan))
 
 
 def test_threads_that_read_and_then_write_lose_no_update(db: ControlDatabase) -> None:
@@ -89,19 +96,6 @@ def test_second_opener_of_a_sqlite_file_waits_while_the_first_prepares_it(tmp_pa
         second.result().close()
 
 
-def test_sqlite_file_that_a_stranger_keeps_locked_is_away(tmp_path: Path) -> None:
-    path = tmp_path / "control.db"
-    with closing(sqlite3.connect(path, isolation_level=None)) as stranger:
-        stranger.execute("BEGIN EXCLUSIVE")
-        assert f"{path} cannot be used: database is locked" in away_message(f"sqlite:///{path}", lock_wait_ms=1)
-
-
-def test_database_checks_references(db: ControlDatabase) -> None:
-    orphan = {"id": "d1", "incident": "nowhere", "job": "j", "created_ns": 1, "document": "{}"}
-    with pytest.raises(IntegrityError), db.begin() as connection:
-        connection.execute(insert(DECISIONS).values(orphan))
-
-
 def test_value_that_no_database_can_hold_is_the_callers_fault(db: ControlDatabase, kept_database: str) -> None:
     with pytest.raises(BadInput, match="cannot hold this value"), db.begin() as connection:
         connection.execute(insert(LEASES).values(name="x", generation=2**70, expires_ns=1))
@@ -122,7 +116,9 @@ def test_lines_of_the_audit_come_back_newest_first_and_as_many_as_asked(db: Cont
         list_audit(db, -1)
 
 
-def test_lost_connection_is_replaced(postgres_database: str) -> None:
+def test_lost_connection_is_replaced_and_one_lost_in_mid_transaction_is_away_and_undone(
+    postgres_database: str,
+) -> None:
     with open_control(postgres_database) as db:
         leave_a_line(db, "before")
         with psycopg.connect(postgres_database, autocommit=True) as killer:
@@ -132,9 +128,6 @@ def test_lost_connection_is_replaced(postgres_database: str) -> None:
             )
         leave_a_line(db, "after")
         assert [line.subject for line in list_audit(db, 10)] == ["after", "before"]
-
-
-def test_connection_lost_in_mid_transaction_is_away_and_undone(postgres_database: str) -> None:
     with open_control(postgres_database) as db:
 
         def write_and_lose_the_server() -> None:

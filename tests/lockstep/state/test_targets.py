@@ -3,8 +3,6 @@
 import base64
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +27,7 @@ from lockstep.state.targets import (
     seal_targets,
     write_health,
 )
+from tests.lockstep.state.child import child, die_in_mid_sealing
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 HOOK = Target(name="ops", kind="webhook", url="https://example.com/hooks/verysecret", secrets=(SECRET,))
@@ -196,38 +195,16 @@ def test_row_that_cannot_be_read_is_named_without_its_content(db: ControlDatabas
         assert "verysecret" not in str(caught.value)
 
 
-_KILLED = """
-import os, signal, sys
-from lockstep.state import targets
-from lockstep.state.database import open_control
-from lockstep.sealing import Keyring
-from pathlib import Path
-
-seal, count = targets._seal, 0
-
-def seal_one(*args):
-    global count
-    seal(*args)
-    count += 1
-    if count == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-targets._seal = seal_one
-folder = Path(sys.argv[1])
-with open_control(f"sqlite:///{folder / 'control.db'}", keys=Keyring(folder / "secrets.key", is_made=True)) as db:
-    targets.seal_targets(db)
-"""
-
-
 def test_kill_in_the_middle_of_sealing_loses_nothing(tmp_path: Path) -> None:
     several = [HOOK.model_copy(update={"name": name}) for name in ("a", "b", "c")]
     keys = Keyring(tmp_path / "secrets.key", is_made=True)
-    with open_control(f"sqlite:///{tmp_path / 'control.db'}", keys=keys) as db:
+    url = f"sqlite:///{tmp_path / 'control.db'}"
+    with open_control(url, keys=keys) as db:
         for target in several:
             write_clear(db, target)
-    done = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)], check=False, capture_output=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    with open_control(f"sqlite:///{tmp_path / 'control.db'}", keys=keys) as db:
+    with child(die_in_mid_sealing, url, str(keys.file)) as process:
+        assert process.wait() == -signal.SIGKILL
+    with open_control(url, keys=keys) as db:
         assert list_targets(db) == several
         seal_targets(db)
         assert list_targets(db) == several
