@@ -320,7 +320,9 @@ def _spooled(about: About, ranks: dict[int, RankHeader], files: _RankFiles) -> S
         if files.path_of(rank).exists():
             gpu = sum(host == hosts[rank] and other < rank for other, host in hosts.items())
             origin = Origin(hosts[rank], about.run, pid=header.pid, gpu=gpu, nic=about.nic, transport=transport)
-            snapshot_ns = _snapshot_ns(about, header, files.end_ns)
+            # All were looked at last at one time, since a hang shows in who is behind whom.
+            looked = about.snapshot_mono_ns if about.live else None
+            snapshot_ns = files.end_ns if looked is None else max(header.unix_ns(looked), files.end_ns)
             recordings.append(Recording(rank, header, origin, files.path_of(rank), snapshot_ns))
     end_ns = max(recording.snapshot_ns for recording in recordings)
     return Spooled(about, tuple(recordings), files.start_ns, end_ns + 1)
@@ -346,10 +348,3 @@ def transport_of(nic: str) -> str:
     ('ib', 'socket')
     """
     return "ib" if nic.startswith(("mlx", "bnxt_re", "irdma", "rdma", "roce")) else "socket"
-
-
-def _snapshot_ns(about: About, header: RankHeader, end_ns: int) -> int:
-    """Return when a rank was looked at last; all at one time, since a hang shows in who is behind whom."""
-    if about.live and about.snapshot_mono_ns is not None:
-        return max(header.unix_ns(about.snapshot_mono_ns), end_ns)
-    return end_ns

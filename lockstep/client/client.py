@@ -133,7 +133,7 @@ class Client:
                     failures, last_event_id = 0, event.id or last_event_id
                     model = _THINGS.get(event.kind.partition(".")[0])
                     if model is not None:  # else it is of a kind that only newer clients know
-                        thing = self.server.understood_text(model, event.data)
+                        thing = self.server.understood(model, event.data)
                         yield Notification.model_construct(id=event.id, kind=event.kind, thing=thing)
                     if stop.is_set():
                         return

@@ -73,16 +73,11 @@ class Server:
             raise self._away(error) from error
 
     def understood(self, model: type[M], document: object) -> M:
-        """Return the document as a model; fields that it does not know are left out: a server may be newer."""
+        """Return a document, or its JSON, as a model; unknown fields are left out: a server may be newer."""
         try:
+            if isinstance(document, str):
+                return model.model_validate_json(document, extra="ignore")
             return model.model_validate(document, extra="ignore")
-        except ValidationError as error:
-            raise self._stranger() from error
-
-    def understood_text(self, model: type[M], text: str) -> M:
-        """Return the JSON text as a model, with the same leniency."""
-        try:
-            return model.model_validate_json(text, extra="ignore")
         except ValidationError as error:
             raise self._stranger() from error
 
