@@ -226,10 +226,10 @@ def _is_asked_for(kind: str, mask: int) -> bool:
 def lifetimes(header: Event, live: bool) -> list[Event]:
     """Return when communicators are made and, unless the recording ends before, destroyed; in order of time."""
     events = [
-        {"ev": kind, "ts": comm[moment], "comm": number, "tid": comm["tid_init"]}
+        {"ev": kind, "ts": comm[field], "comm": number, "tid": comm["tid_init"]}
         for number, comm in enumerate(header["comms"])
-        for kind, moment in (("open", "ts_init"), ("close", "ts_fini"))
-        if kind == "open" or (comm[moment] and not live)
+        for kind, field in (("open", "ts_init"), ("close", "ts_fini"))
+        if kind == "open" or (comm[field] and not live)
     ]
     return sorted(events, key=lambda event: event["ts"])
 
