@@ -231,7 +231,7 @@ def lifetimes(header: Event, live: bool) -> list[Event]:
         for kind, field in (("open", "ts_init"), ("close", "ts_fini"))
         if kind == "open" or (comm[field] and not live)
     ]
-    return sorted(events, key=lambda event: event["ts"])
+    return sorted(events, key=lambda event: (event["ts"], event["ev"] != "open"))
 
 
 def play_all(player: Player, events: Iterable[Event], answer: Callable[[int], None]) -> None:
