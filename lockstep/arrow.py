@@ -93,20 +93,14 @@ def _conform_column(table: Table, column: Column, rows: pa.Table) -> pa.ChunkedA
     if not indices:
         return pa.chunked_array([pa.nulls(rows.num_rows, ARROW_TYPES[column.kind])])
     values = rows.column(indices[0])
-    _check_sound(table, column, values)
+    if not _is_sound(values):  # before anybody follows buffers that contradict each other: bytes may claim anything
+        row = _first_at_fault(values, lambda part: not _is_sound(part))
+        problem = "is broken: text that is not UTF-8, or a bad offset"
+        raise BadRows(problem, table=table.name, column=column.name, row=row)
     values = _cast(table, column, values)
     for check in (_check_nulls, _check_range, _check_choices, _check_inner_nulls):
         check(table, column, values)
     return values
-
-
-def _check_sound(table: Table, column: Column, values: pa.ChunkedArray) -> None:
-    """Refuse buffers that contradict each other before anybody follows them: foreign bytes may claim anything."""
-    if not _is_sound(values):
-        row = _first_at_fault(values, lambda part: not _is_sound(part))
-        raise BadRows(
-            "is broken: text that is not UTF-8, or a bad offset", table=table.name, column=column.name, row=row
-        )
 
 
 def _is_sound(values: pa.ChunkedArray) -> bool:

@@ -246,13 +246,11 @@ def settings_manual() -> str:
 def _section(name: str, section: type[Section], settings: Sequence[Setting]) -> str:
     title = f"`[{name}]`" if name else "At the top of the file"
     mine = [setting for setting in settings if ".".join(setting.path[:-1]) == name]
-    rows = "".join(f"| {' | '.join(_cells(setting))} |\n" for setting in mine)
+    rows = ""
+    for each in mine:
+        default = f"`{toml}`" if (toml := _as_toml(each.default)) else "none"
+        rows += f"| `{'.'.join(each.path)}` | `{each.variable}` | {default} | {_plain(each.meaning)} |\n"
     return f"## {title}\n\n{section.__doc__}\n\n| key | variable | default | meaning |\n|---|---|---|---|\n{rows}"
-
-
-def _cells(setting: Setting) -> tuple[str, ...]:
-    key, default = ".".join(setting.path), _as_toml(setting.default)
-    return f"`{key}`", f"`{setting.variable}`", f"`{default}`" if default else "none", _plain(setting.meaning)
 
 
 def _as_toml(value: Any) -> str:  # Any: settings have many types

@@ -133,22 +133,21 @@ def _assemble(
     options: FabricOptions,
     nics_together: int = 1,
 ) -> Topology:
-    hosts = [_host(f"h{number}", nics, options, nics_together) for number, nics in enumerate(plugs)]
+    hosts: list[Node] = []
+    for number, pairs in enumerate(plugs):
+        nics = tuple(nic for nic, _ in pairs)
+        groups = [[nic.id for nic in nics[n : n + nics_together]] for n in range(0, len(nics), nics_together)]
+        gpus = tuple(_spread_gpus(options.gpus_per_host, groups))
+        hosts.append(Node(id=f"h{number}", kind="host", nics=nics, gpus=gpus))
     switches = [Node(id=switch, kind="switch", tier=tier) for tier, ids in tiers.items() for switch in ids]
     cables = [
         _link(f"{host.id}/{nic.id}", leaf, options.gbps)
-        for host, nics in zip(hosts, plugs, strict=True)
-        for nic, leaf in nics
+        for host, pairs in zip(hosts, plugs, strict=True)
+        for nic, leaf in pairs
     ]
     rate_gbps = options.gbps if options.uplink_gbps is None else options.uplink_gbps
     fabric = [_link(low, high, rate_gbps) for low, high in uplinks]
     return checked(Topology(routing=options.routing, nodes=(*hosts, *switches), links=(*cables, *fabric)))
-
-
-def _host(name: str, plugs: _Plugs, options: FabricOptions, nics_together: int) -> Node:
-    nics = tuple(nic for nic, _ in plugs)
-    groups = [[nic.id for nic in nics[n : n + nics_together]] for n in range(0, len(nics), nics_together)]
-    return Node(id=name, kind="host", nics=nics, gpus=tuple(_spread_gpus(options.gpus_per_host, groups)))
 
 
 def _spread_gpus(gpus: int, nic_groups: Sequence[Sequence[str]]) -> Iterator[Gpu]:

@@ -189,20 +189,16 @@ def _check_fence(path: Path, plan: PathPlan) -> None:
 def _read_entry(fields: list[str], number: int) -> PathEntry:
     if len(fields) != 4:
         raise BadInput(f"line {number} of a plan of paths has {len(fields)} fields, but an entry has 4")
-    source, destination, dport, ports = fields
+    source, destination, dport, listed = fields
+    ports = () if listed == ASK else tuple(_read_port(each, number) for each in listed.split(","))
+    if len(ports) > MOST_PORTS:
+        raise BadInput(f"line {number} of a plan of paths has {len(ports)} ports, but at most {MOST_PORTS} are read")
     return PathEntry(
         _read_address(destination, number),
-        () if ports == ASK else _read_ports(ports, number),
+        ports,
         None if dport == ANY else _read_port(dport, number),
         None if source == ANY else _read_address(source, number),
     )
-
-
-def _read_ports(text: str, number: int) -> tuple[int, ...]:
-    ports = tuple(_read_port(each, number) for each in text.split(","))
-    if len(ports) > MOST_PORTS:
-        raise BadInput(f"line {number} of a plan of paths has {len(ports)} ports, but at most {MOST_PORTS} are read")
-    return ports
 
 
 def _read_port(text: str, number: int) -> int:

@@ -75,12 +75,6 @@ class Mesh:
         rounds = [max(seat.inside, seat.beyond) * _kinds(seat) for seat in self._seats]
         return max(rounds, default=0) * len(self._seats)
 
-    @property
-    def steps_per_leaf_lap(self) -> int:
-        """Steps within which the NICs of this host's leaves have probed every other leaf of their planes."""
-        rounds = [seat.share * _kinds(seat) for seat in self._seats]
-        return max(rounds, default=0) * len(self._seats)
-
     def pair_at(self, step: int) -> Pair | None:
         """Return the pair of a step, the same for everybody who asks; None where it would be the host itself."""
         if not self._seats:
@@ -106,25 +100,20 @@ class Mesh:
 
 
 def _find_seats(topology: Topology, host: str) -> tuple[_Seat, ...]:
-    planes = _find_planes(topology)
-    return tuple(
-        _Seat(nic, leaves, number, ports.index((host, nic)))
-        for leaves in planes
-        for number, ports in enumerate(leaves)
-        for owner, nic in ports
-        if owner == host
-    )
-
-
-def _find_planes(topology: Topology) -> list[tuple[tuple[Port, ...], ...]]:
-    """Return, per plane, the leaves in the order of the topology, each with the NICs plugged into it."""
+    """Return a host's seats; leaves of a plane, and the NICs plugged into them, are in the topology's order."""
     index = TopologyIndex(topology)
     planes: dict[int | None, dict[str, list[Port]]] = defaultdict(lambda: defaultdict(list))
     for node in topology.hosts:
         for nic in node.nics:
             if leaf := index.leaf_of(node.id, nic.id):
                 planes[nic.plane][leaf].append((node.id, nic.id))
-    return [tuple(tuple(ports) for ports in leaves.values()) for leaves in planes.values()]
+    return tuple(
+        _Seat(name, tuple(map(tuple, leaves.values())), number, ports.index((host, name)))
+        for leaves in planes.values()
+        for number, ports in enumerate(leaves.values())
+        for owner, name in ports
+        if owner == host
+    )
 
 
 def _kinds(seat: _Seat) -> int:

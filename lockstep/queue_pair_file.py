@@ -27,12 +27,7 @@ VERSION = 1
 
 
 def write_queue_pairs(path: Path, reported: HostPaths) -> None:
-    """Replace the file, whole or not at all."""
-    replace_file(path, dump_queue_pairs(reported))
-
-
-def dump_queue_pairs(reported: HostPaths) -> bytes:
-    """Return the file for a host: its queue pairs whose port and addresses are known, none where switches choose."""
+    """Replace a host's file: its queue pairs whose port and addresses are known, none where switches choose."""
     known = [each for each in reported.choices if each.proto == "roce" and each.source and each.destination]
     pairs = [
         f"{each.source} {each.destination} {port} {round(each.weight, 3):g} {quote(each.connection)}"
@@ -41,4 +36,4 @@ def dump_queue_pairs(reported: HostPaths) -> bytes:
         if reported.is_enforceable
     ]
     begin = f"lockstep-queue-pairs {VERSION} {reported.generation} {reported.lease_end_ns // NS_PER_S} advisory"
-    return "".join(f"{line}\n" for line in (begin, *pairs, f"end {len(pairs)}")).encode()
+    replace_file(path, "".join(f"{line}\n" for line in (begin, *pairs, f"end {len(pairs)}")).encode())

@@ -43,7 +43,6 @@ DTYPES = (
     *("", "ncclInt8", "ncclUint8", "ncclInt32", "ncclUint32", "ncclInt64", "ncclUint64"),
     *("ncclFloat16", "ncclFloat32", "ncclFloat64", "ncclBfloat16", "ncclFloat8e4m3", "ncclFloat8e5m2"),
 )
-_DTYPE_BYTES = np.array([0, 1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1], np.int64)
 
 ALGO_UNKNOWN, TREE, ALGO_RING, COLLNET_DIRECT, COLLNET_CHAIN, NVLS, NVLS_TREE, PAT = range(8)
 ALGOS = ("", "TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
@@ -126,14 +125,8 @@ OPERATION = _struct(
 
 OPEN_STEP = _struct(
     48,
-    *(
-        ("marks", ("<u8", MARKS), 0),
-        ("bytes", "<u8", 32),
-        ("step", "<u4", 40),
-        ("wait", "u1", 44),
-        ("state", "u1", 45),
-    ),
-    ("unused", "<u2", 46),
+    *(("marks", ("<u8", MARKS), 0), ("bytes", "<u8", 32), ("step", "<u4", 40)),
+    *(("wait", "u1", 44), ("state", "u1", 45), ("unused", "<u2", 46)),
 )
 
 TRANSFER = _struct(
@@ -171,13 +164,8 @@ KERNEL_CLOSED = _record(
 
 STEP_CLOSED = _record(
     *(("operation", "<u8", 8), ("posted_ticks", "<u8", 16), ("bytes", "<u8", 24), ("marks", ("<u4", 3), 32)),
-    *(
-        ("padding", "<u4", 44),
-        ("step", "<u4", 48),
-        ("peer", "<i4", 52),
-        ("channel", "<u4", 56),
-        ("unused", "<u4", 60),
-    ),
+    *(("padding", "<u4", 44), ("step", "<u4", 48), ("peer", "<i4", 52)),
+    *(("channel", "<u4", 56), ("unused", "<u4", 60)),
 )
 
 CALLBACK_COLL = _struct(
@@ -215,11 +203,6 @@ def unpack_duration(packed: NDArray[np.uint32]) -> Numbers:
     return (wide & np.uint64(0x7FFFFFF)) << (wide >> np.uint64(27))
 
 
-def slot_of(handle: Numbers | int) -> Numbers:
-    """Return the place of an operation or a transfer, counted over all rings; below 65,536 whatever the handle is."""
-    return np.bitwise_and(handle, np.uint64(0xFFFF))
-
-
 def tag_of(handle: Numbers | int) -> Numbers:
     """Return the tag of the process that made a handle; another one than the header's is another process's."""
     return np.right_shift(handle, np.uint64(TAG_SHIFT))
@@ -230,12 +213,6 @@ def split_key(key: Numbers) -> tuple[Numbers, Numbers, Numbers]:
     comm = np.right_shift(key, np.uint64(40)) - np.uint64(1)
     func = np.bitwise_and(np.right_shift(key, np.uint64(32)), np.uint64(0xFF))
     return comm, func, np.bitwise_and(key, np.uint64(0xFFFFFFFF))
-
-
-def dtype_bytes(code: NDArray[np.uint8] | int) -> NDArray[np.int64]:
-    """Return how many bytes one element has; 0 when the type is unknown."""
-    codes = np.asarray(code)
-    return np.asarray(_DTYPE_BYTES[np.where(codes < len(_DTYPE_BYTES), codes, 0)])
 
 
 def text_of(raw: bytes) -> str:

@@ -134,11 +134,8 @@ def headline(incident: Incident, *, names_job: bool = False) -> str:
     verdict = incident.verdict
     is_job = verdict.component == f"job:{incident.job}"
     where = f" in job {incident.job}" if names_job and not is_job else ""
-    return f"{verdict.component} {fault_words(verdict)}{where} {_time_words(incident)}: {_cost_words(incident)}"
-
-
-def _cost_words(incident: Incident) -> str:
-    return impact_words(incident.verdict, is_over=incident.state == "closed")
+    cost = impact_words(verdict, is_over=incident.state == "closed")
+    return f"{verdict.component} {fault_words(verdict)}{where} {_time_words(incident)}: {cost}"
 
 
 def fault_words(verdict: Verdict) -> str:

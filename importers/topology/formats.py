@@ -13,7 +13,7 @@ from importers.topology.slurm import CONF_LINE, parse_slurm_conf, parse_slurm_ya
 from importers.topology.survey import End, SeenCable, SeenNic, SeenNode, Source, Survey
 from importers.topology.trees import parse_lingjun, parse_topograph
 from lockstep.errors import BadInput, BadTopology
-from lockstep.topology import Node, Topology, dump_topology, parse_topology, split_end
+from lockstep.topology import Topology, dump_topology, parse_topology, split_end
 
 
 def parse_native(source: Source) -> Survey:
@@ -26,25 +26,15 @@ def parse_native(source: Source) -> Survey:
             survey.complain(complaint)
         return survey
     survey.routing = topology.routing
-    survey.nodes += [_node(node, survey.source) for node in topology.nodes]
+    for node in topology.nodes:
+        nics = tuple(SeenNic(nic.id, plane=nic.plane, rail=nic.rail, address=nic.address) for nic in node.nics)
+        seen = SeenNode(node.id, survey.source, node.kind, tier=node.tier, rack=node.rack, gpus=node.gpus, nics=nics)
+        survey.nodes.append(replace(seen, addresses=node.addresses))
     survey.cables += [
         SeenCable(End(*split_end(link.a)), End(*split_end(link.b)), survey.source, link.gbps, link.up)
         for link in topology.links
     ]
     return survey
-
-
-def _node(node: Node, source: str) -> SeenNode:
-    return SeenNode(
-        id=node.id,
-        source=source,
-        kind=node.kind,
-        tier=node.tier,
-        rack=node.rack,
-        gpus=node.gpus,
-        nics=tuple(SeenNic(nic.id, plane=nic.plane, rail=nic.rail, address=nic.address) for nic in node.nics),
-        addresses=node.addresses,
-    )
 
 
 _MOST_BYTES = 256 << 20  # topology.json of a fat tree with k=64 has 60 MB
@@ -101,22 +91,20 @@ def known_format(name: str) -> str:
 def read_sources(one: Input) -> list[Source]:
     """Return the files of an input, those of directories too, in the order of their names."""
     form = FORMATS[one.format_name]
-    files = [file for path in one.paths for file in _files_of(path, form)]
+    files: list[Path] = []
+    for path in one.paths:
+        found = [path]
+        if path.is_dir():
+            found = sorted(file for file in path.iterdir() if file.is_file() and file.suffix in form.suffixes)
+        if not found or len(found) > _MOST_FILES:
+            raise BadInput(f"{path} holds {len(found)} files that end in {' or '.join(form.suffixes)}")
+        files += found
     if one.host is not None and not (form.is_per_node and len(files) == 1):
         raise BadInput(
             f"--host names the node of one file of a format with a file per node, not of {len(files)} files"
         )
     sources = [_read(file) for file in files]
     return [replace(source, node=one.host) for source in sources] if one.host is not None else sources
-
-
-def _files_of(path: Path, form: Format) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    found = sorted(file for file in path.iterdir() if file.is_file() and file.suffix in form.suffixes)
-    if not found or len(found) > _MOST_FILES:
-        raise BadInput(f"{path} holds {len(found)} files that end in {' or '.join(form.suffixes)}")
-    return found
 
 
 def _read(file: Path) -> Source:

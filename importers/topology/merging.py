@@ -107,36 +107,24 @@ def _agree(
     return next(iter(values), None)
 
 
+_FACTS = {"rate in Gbit/s": "gbps", "plane": "plane", "rail": "rail", "address": "address"}  # of a NIC
+
+
 def _nics(merged: Merged, given: Sequence[SeenNode]) -> dict[str, SeenNic]:
     nics: dict[str, SeenNic] = {}
     sources: dict[str, str] = {}
     for node in given:
         for nic in node.nics:
             other, source = nics.setdefault(nic.id, nic), sources.setdefault(nic.id, node.source)
-            merged.complaints += [
-                f"the {what} of NIC {node.id}/{nic.id} is {one} as {source} says and {two} as {node.source} says"
-                for what, one, two in _differences(other, nic)
-            ]
-            nics[nic.id] = other if other is nic else _both(other, nic)
+            for what, name in _FACTS.items():
+                one, two = getattr(other, name), getattr(nic, name)
+                if one is not None and two is not None and one != two:
+                    one, two = (f"{value:g}" if name == "gbps" else value for value in (one, two))
+                    words = f"is {one} as {source} says and {two} as {node.source} says"
+                    merged.complaints.append(f"the {what} of NIC {node.id}/{nic.id} {words}")
+            untold = {name: getattr(nic, name) for name in (*_FACTS.values(), "guid") if getattr(other, name) is None}
+            nics[nic.id] = replace(other, **untold)
     return nics
-
-
-def _differences(one: SeenNic, two: SeenNic) -> Iterator[tuple[str, str, str]]:
-    for what, name in (("rate in Gbit/s", "gbps"), ("plane", "plane"), ("rail", "rail"), ("address", "address")):
-        here, there = getattr(one, name), getattr(two, name)
-        if here is not None and there is not None and here != there:
-            yield what, f"{here:g}" if name == "gbps" else str(here), f"{there:g}" if name == "gbps" else str(there)
-
-
-def _both(one: SeenNic, two: SeenNic) -> SeenNic:
-    return SeenNic(
-        id=one.id,
-        gbps=two.gbps if one.gbps is None else one.gbps,
-        guid=one.guid or two.guid,
-        plane=two.plane if one.plane is None else one.plane,
-        rail=two.rail if one.rail is None else one.rail,
-        address=one.address or two.address,
-    )
 
 
 def _share_nic_names(merged: Merged, given: Sequence[SeenNode]) -> list[SeenNode]:

@@ -9,8 +9,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from xml.etree.ElementTree import Element
 
-from importers.topology.survey import Part, SeenNic, SeenNode, Source, Survey, guid_key, read_xml
+from importers.topology.survey import SeenNic, SeenNode, Source, Survey, guid_key, read_xml
 from lockstep.topology import Gpu
 
 _GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")  # VGA, 3D, display, accelerator: all are used by GPUs
@@ -23,7 +24,7 @@ _MBPS_PER_GBPS = 1000
 class _Device:
     """A GPU or a NIC with the elements above it, the outermost first, by their number in the file."""
 
-    part: Part
+    part: Element
     above: tuple[int, ...]
     bus: str  # PCI address of the function that it is, empty where none is told
 
@@ -36,8 +37,8 @@ def parse_nccl_xml(source: Source) -> Survey:
         survey.complain(f"is no topology of NCCL: it begins with <{root.tag[:40]}> and not with <system>")
         return survey
     devices = list(_walk(root, (), "", iter(range(1 << 30))))
-    nics = _name_nics([device for device in devices if _is_nic(device.part)], survey)
-    gpus = _number_gpus([device for device in devices if _is_gpu(device.part)], survey)
+    nics = _name_nics([device for device in devices if _is(device.part, "net", _NIC_CLASSES)], survey)
+    gpus = _number_gpus([device for device in devices if _is(device.part, "gpu", _GPU_CLASSES)], survey)
     found = tuple(_gpu(index, device, nics) for index, device in gpus)
     survey.nodes.append(SeenNode(source.node, source.name, "host", gpus=found, nics=tuple(nic for nic, _ in nics)))
     return survey
@@ -46,12 +47,12 @@ def parse_nccl_xml(source: Source) -> Survey:
 _Nics = list[tuple[SeenNic, _Device]]
 
 
-def _walk(part: Part, above: tuple[int, ...], bus: str, numbers: Iterator[int]) -> Iterator[_Device]:
+def _walk(part: Element, above: tuple[int, ...], bus: str, numbers: Iterator[int]) -> Iterator[_Device]:
     """Yield every element below, each function of PCI that has no element for what it is standing for that."""
     inner = (*above, next(numbers))
-    for below in part.parts:
+    for below in part:
         address = below.get("busid") or bus
-        is_bare = below.tag == "pci" and not below.parts and _of(below, _GPU_CLASSES + _NIC_CLASSES)
+        is_bare = not len(below) and _is(below, None, _GPU_CLASSES + _NIC_CLASSES)
         if below.tag in ("gpu", "net") or is_bare:
             # A bare function is itself the device: it stands where its <gpu> or <net> would.
             yield _Device(below, inner, address)
@@ -59,16 +60,9 @@ def _walk(part: Part, above: tuple[int, ...], bus: str, numbers: Iterator[int]) 
             yield from _walk(below, inner, address, numbers)
 
 
-def _of(part: Part, classes: tuple[str, ...]) -> bool:
-    return (part.get("class") or "").lower().startswith(classes)
-
-
-def _is_gpu(part: Part) -> bool:
-    return part.tag == "gpu" or (part.tag == "pci" and _of(part, _GPU_CLASSES))
-
-
-def _is_nic(part: Part) -> bool:
-    return part.tag == "net" or (part.tag == "pci" and _of(part, _NIC_CLASSES))
+def _is(part: Element, tag: str | None, classes: tuple[str, ...]) -> bool:
+    """Return whether an element is one of these: by its tag, or as a function of PCI by its class."""
+    return part.tag == tag or (part.tag == "pci" and (part.get("class") or "").lower().startswith(classes))
 
 
 def _name_nics(devices: list[_Device], survey: Survey) -> _Nics:

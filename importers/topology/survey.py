@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
-from xml.parsers import expat
+from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -131,18 +131,6 @@ _MOST_PARTS = 1 << 18  # elements of an XML file: a host has some hundred
 Shape = TypeVar("Shape", bound=BaseModel)
 
 
-@dataclass(slots=True)
-class Part:
-    """An element of XML: its name, its attributes and what is inside."""
-
-    tag: str
-    attributes: dict[str, str]
-    parts: list["Part"] = field(default_factory=list)
-
-    def get(self, name: str) -> str | None:
-        return self.attributes.get(name)
-
-
 def read_json(source: Source) -> Any:  # Any: JSON of any shape
     """Return the value, or raise BadInput."""
     return parse_json(source.name, source.text())
@@ -161,18 +149,15 @@ def read_yaml(source: Source) -> Any:  # Any: YAML of any shape, all scalars as 
         raise BadInput(f"{source.name}: is not YAML: {str(error).splitlines()[0]}") from None
 
 
-def read_xml(source: Source) -> Part:
+def read_xml(source: Source) -> Element:
     """Return the outermost element, or raise BadInput; what declares entities is refused before they are read."""
-    building = _Building(source.name)
-    parser = expat.ParserCreate()
-    parser.StartDoctypeDeclHandler = building.refuse  # entities can be declared nowhere else
-    parser.StartElementHandler = building.begin
-    parser.EndElementHandler = building.end
+    parser = XMLParser(target=_Guard(source.name))  # noqa: S314 because the guard lets no entity be declared
     try:
-        parser.Parse(source.data, True)
-    except (expat.ExpatError, ValueError, LookupError) as error:
+        parser.feed(source.data)
+        root: Element = parser.close()
+    except (ParseError, ValueError, LookupError) as error:
         raise BadInput(f"{source.name}: is no XML: {error}") from None
-    return building.open[0].parts[0]
+    return root
 
 
 def shaped(model: type[Shape], value: Any, source: Source) -> Shape:  # Any: as it was read
@@ -200,22 +185,23 @@ class _Words(yaml.BaseLoader):
         return super().construct_mapping(node, deep)
 
 
-class _Building:
-    """The elements that are open while a file is read, the outermost a frame around all."""
+class _Guard(TreeBuilder):
+    """Builds elements, and stops where they are too many, too deep, or could grow without end."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.open, self.count = name, [Part("", {})], 0
+        super().__init__()
+        self._name, self._depth, self._count = name, 0, 0
 
-    def begin(self, tag: str, attributes: dict[str, str]) -> None:
-        self.count += 1
-        if len(self.open) > _MOST_DEPTH or self.count > _MOST_PARTS:
-            raise BadInput(f"{self.name}: is nested too deeply or has more than {_MOST_PARTS:,} elements")
-        part = Part(tag, attributes)
-        self.open[-1].parts.append(part)
-        self.open.append(part)
+    def start(self, tag: str, attributes: dict[str, str]) -> Element:
+        self._count += 1
+        self._depth += 1
+        if self._depth > _MOST_DEPTH or self._count > _MOST_PARTS:
+            raise BadInput(f"{self._name}: is nested too deeply or has more than {_MOST_PARTS:,} elements")
+        return super().start(tag, attributes)
 
-    def end(self, tag: str) -> None:
-        self.open.pop()
+    def end(self, tag: str) -> Element:
+        self._depth -= 1
+        return super().end(tag)
 
-    def refuse(self, *_: object) -> None:
-        raise BadInput(f"{self.name}: declares a document type, which could make it grow without end")
+    def doctype(self, *_: object) -> None:  # entities can be declared nowhere else
+        raise BadInput(f"{self._name}: declares a document type, which could make it grow without end")

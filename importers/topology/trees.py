@@ -49,7 +49,11 @@ def survey_tree(tree: Tree, survey: Survey) -> Survey:
         survey.complain(sentence)
     if survey.complaints:
         return survey
-    _note_undescribed(tree, survey)
+    named = dict.fromkeys(name for below in tree.switches.values() for name in below)
+    if unknown := [name for name in named if name not in tree.switches]:
+        taken = "taken for a leaf" if len(unknown) == 1 else "taken for leaves"
+        told = f"names {in_words(unknown)} and tells nothing more of it: {taken} without hosts"
+        survey.assumed.append(f"{survey.source}: {told}")
     levels = _find_levels(tree)
     if max(levels.values(), default=0) > len(_TIERS):
         survey.assumed.append(f"{survey.source}: has {max(levels.values())} tiers; the third and all above are core")
@@ -96,16 +100,6 @@ def _find_circles(tree: Tree) -> list[str]:
             elif below not in done:
                 path[below] = iter(tree.switches.get(below, {}))
     return found
-
-
-def _note_undescribed(tree: Tree, survey: Survey) -> None:
-    named = dict.fromkeys(name for below in tree.switches.values() for name in below)
-    unknown = [name for name in named if name not in tree.switches]
-    if unknown:
-        one = "a leaf" if len(unknown) == 1 else "leaves"
-        survey.assumed.append(
-            f"{survey.source}: names {in_words(unknown)} and tells nothing more of it: taken for {one} without hosts"
-        )
 
 
 def _find_levels(tree: Tree) -> dict[str, int]:

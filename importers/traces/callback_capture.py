@@ -7,7 +7,9 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -112,13 +114,12 @@ class _RingReader:
 
 def play_recording(recording: Recording, player: Player) -> Played:
     """Return all rows of one recorded rank; BadInput says why the plugin would not play."""
-    with tempfile.TemporaryDirectory(prefix="lockstep-rings-") as rings:
-        reader = _RingReader(recording, Path(rings))
-        try:
-            _run_child(recording, player, Path(rings), reader)
-            return reader.finish()
-        finally:
-            reader.close()
+    with (
+        tempfile.TemporaryDirectory(prefix="lockstep-rings-") as rings,
+        closing(_RingReader(recording, Path(rings))) as reader,
+    ):
+        _run_child(recording, player, Path(rings), reader)
+        return reader.finish()
 
 
 def _run_child(recording: Recording, player: Player, rings: Path, reader: _RingReader) -> None:
@@ -177,12 +178,8 @@ def import_callbacks(files: list[Path], target: Path, plugin: Path, report: Call
 
 def _write_ranks(spooled: Spooled, plugin: Path, writer: CaptureWriter, report: Callable[[int, int], None]) -> Losses:
     """Play all ranks, several at a time, and write their rows in the order of the ranks."""
-    player = Player(plugin, spooled.about.nccl, spooled.about.ranks)
+    play = partial(play_recording, player=Player(plugin, spooled.about.nccl, spooled.about.ranks))
     losses = Losses()
-
-    def play(recording: Recording) -> Played:
-        return play_recording(recording, player)
-
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         for number, played in enumerate(pool.map(play, spooled.recordings), 1):
             for name, rows in played.tables.items():
@@ -213,30 +210,18 @@ def without_repeats(table: Table, rows: pa.Table) -> pa.Table:
 def connection_rows(spooled: Spooled) -> pa.Table:
     """Return which NIC each rank uses, where the trace says it."""
     known = [recording.origin for recording in spooled.recordings if recording.origin.nic]
-    columns: dict[str, object] = {
-        "host": pa.array([origin.host for origin in known for _ in "sr"], pa.string()),
-        "job": spooled.about.run,
-        "attempt": 0,
-        "direction": pa.array(["send", "recv"] * len(known), pa.string()),
-        "transport": pa.array([origin.transport for origin in known for _ in "sr"], pa.string()),
-        "nic": pa.array([origin.nic for origin in known for _ in "sr"], pa.string()),
-        "local": "",
-        "remote": "",
-        "source": "only_nic",
-        "confidence": 0.9,  # the recorder named it; that nothing else carried anything is not proven
-    }
+    columns: dict[str, object] = {"job": spooled.about.run, "attempt": 0, "local": "", "remote": ""}
+    columns |= {"source": "only_nic", "confidence": 0.9}  # that nothing else carried anything is not proven
+    columns["direction"] = pa.array(["send", "recv"] * len(known), pa.string())
+    for name in ("host", "transport", "nic"):
+        columns[name] = pa.array([getattr(origin, name) for origin in known for _ in "sr"], pa.string())
     return fill_rows(TABLE_BY_NAME["connections"], 2 * len(known), columns)
 
 
 def describe(spooled: Spooled) -> CaptureInfo:
     hosts = sorted({recording.origin.host for recording in spooled.recordings}, key=lambda host: (len(host), host))
-    return CaptureInfo(
-        job=spooled.about.run,
-        start_ns=spooled.start_ns,
-        end_ns=spooled.end_ns,
-        layout=spooled.about.layout,
-        hosts=tuple(hosts),
-    )
+    run, layout = spooled.about.run, spooled.about.layout
+    return CaptureInfo(job=run, start_ns=spooled.start_ns, end_ns=spooled.end_ns, layout=layout, hosts=tuple(hosts))
 
 
 def build_topology(spooled: Spooled) -> Topology:

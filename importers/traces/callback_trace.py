@@ -111,7 +111,8 @@ def events_of(recording: RankRecording, epoch_ns: int) -> Iterator[Event]:
             event |= _details(type_name, channel, detail, handle)
             known[handle] = (number, type_name)
         elif phase == PHASES.index("state"):
-            event |= _state(state, detail)
+            value = ONE.unpack(detail)[0]
+            event |= {"state": STATES[state] if state < len(STATES) else state} | ({"arg": value} if value else {})
         yield event
 
 
@@ -208,9 +209,3 @@ def _send_or_receive(type_name: str, detail: bytes) -> Event:
     if type_name == "P2pApi":
         return {"count": count, "captured": captured} | named
     return {"peer": peer, "count": count, "nCh": channels} | named
-
-
-def _state(state: int, detail: bytes) -> Event:
-    value = ONE.unpack(detail)[0]
-    named: Event = {"state": STATES[state] if state < len(STATES) else state}
-    return named | {"arg": value} if value else named

@@ -277,15 +277,11 @@ def _add_collectives(reading: Reading, dump: RankDump, job: str) -> None:
             reading.unread["operations were left out, because others of the same group have their number"] += 1
         else:
             row = dump.row(job, dump.dump.pg_config[name]) | {"bytes": buffer[0], "dtype": buffer[1]}
-            reading.add("collectives", row | _operation(entry))
+            row |= {"func": entry.func, "peer": entry.peer, "seq": entry.seq, "seq_valid": not entry.is_p2p}
+            # The recorder does not write down what runs out of a CUDA graph.
+            row |= {"replay": 0, "captured": False, "epoch": 0, "enqueue_ns": entry.time_created_ns, "clock": "none"}
+            reading.add("collectives", row)
         seen.add(key)
-
-
-def _operation(entry: Entry) -> Row:
-    """Return an operation without its size; the recorder does not write down what runs out of a CUDA graph."""
-    row: Row = {"func": entry.func, "peer": entry.peer, "seq": entry.seq, "seq_valid": not entry.is_p2p}
-    row |= {"replay": 0, "captured": False, "epoch": 0, "enqueue_ns": entry.time_created_ns, "clock": "none"}
-    return row
 
 
 def _find_uncounted(dumps: Iterable[RankDump]) -> set[str]:

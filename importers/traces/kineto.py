@@ -105,10 +105,15 @@ def _add_rank(reading: Reading, trace: Trace, info: ProcessInfo, job: str) -> No
     for kernel in sorted(trace.kernels, key=lambda kernel: kernel.ts):
         launch = launches.get(kernel.correlation)
         operation = _operation(trace, kernel, launch, info)
-        if problem := _why_left_out(operation):
-            reading.unread[problem] += 1
+        if operation is None:
+            reading.unread["kernels were left out, because nothing tells which operation they ran"] += 1
             continue
-        assert operation is not None  # nothing is why it is left out
+        if operation.size is None:
+            reading.unread["operations were left out, because nobody can say how much they moved"] += 1
+            continue
+        if operation.peer == -2:
+            reading.unread["operations were left out, because nothing tells who was on the other side"] += 1
+            continue
         row = _row(trace, kernel, launch, operation, info, job)
         key = (row["comm"], operation.func, operation.peer)
         counts[key] += 1
@@ -121,16 +126,6 @@ def _add_rank(reading: Reading, trace: Trace, info: ProcessInfo, job: str) -> No
         _note_comm(comms, row, operation, info)
     for comm in comms.values():
         reading.add("comms", comm)
-
-
-def _why_left_out(operation: Operation | None) -> str | None:
-    if operation is None:
-        return "kernels were left out, because nothing tells which operation they ran"
-    if operation.size is None:
-        return "operations were left out, because nobody can say how much they moved"
-    if operation.peer == -2:
-        return "operations were left out, because nothing tells who was on the other side"
-    return None
 
 
 def _operation(trace: Trace, kernel: KernelEvent, launch: Launch | None, info: ProcessInfo) -> Operation | None:
@@ -184,13 +179,12 @@ def _called_operation(call: CallEvent) -> Operation:
     func = _WORDS.get(word, word)
     shapes, types = call.args.get("Input Dims"), call.args.get("Input type")
     dtypes = [_C_TYPES.get(str(one), str(one)) for one in types] if isinstance(types, list) else []
-    plain = isinstance(shapes, list) and all(isinstance(one, list) and _are_lengths(one) for one in shapes)
-    size = size_of(shapes, dtypes) if isinstance(shapes, list) and plain and func not in _COUNTED_BY_OUTPUT else None
+    is_plain = isinstance(shapes, list) and all(
+        isinstance(one, list) and all(isinstance(length, int) and length >= 0 for length in one) for one in shapes
+    )
+    size = size_of(shapes, dtypes) if isinstance(shapes, list) and is_plain else None
+    size = None if func in _COUNTED_BY_OUTPUT else size
     return Operation(func, size, nccl_dtype(dtypes), None, -2 if func in ("Send", "Recv") else -1, None)
-
-
-def _are_lengths(shape: list[object]) -> bool:
-    return all(isinstance(length, int) and length >= 0 for length in shape)
 
 
 def _row(
@@ -201,16 +195,13 @@ def _row(
     enqueue_ns = trace.unix_ns(launch.ts) if launch else start_ns
     captured = bool(kernel.args.get("graph id") or kernel.args.get("graph node id"))
     row: Row = {"host": f"rank-{info.rank}", "job": job, "attempt": 0, "func": operation.func, "peer": operation.peer}
-    row |= {"comm": group.comm if group else _comm_of_stream(info.rank, kernel.tid)}
+    # Operations of a stream whose process group nobody names have a number that no other rank has.
+    stream = hashlib.sha256(f"kineto rank {info.rank} stream {kernel.tid}".encode()).digest()
+    row |= {"comm": group.comm if group else int.from_bytes(stream[:8], "big")}
     row |= {"rank": group.ranks.index(info.rank) if group else info.rank, "dtype": operation.dtype}
     row |= {"replay": 0, "epoch": 0, "captured": captured, "bytes": operation.size, "clock": "gpu"}
     row |= {"seq_valid": operation.seq is not None and operation.peer < 0 and not captured and group is not None}
     return row | {"enqueue_ns": enqueue_ns, "start_ns": start_ns, "end_ns": trace.unix_ns(kernel.ts + kernel.dur)}
-
-
-def _comm_of_stream(rank: int, stream: int | str) -> int:
-    """Return a number for the operations of a stream whose process group nobody names: no other rank has it."""
-    return int.from_bytes(hashlib.sha256(f"kineto rank {rank} stream {stream}".encode()).digest()[:8], "big")
 
 
 def _note_comm(comms: dict[int, Row], row: Row, operation: Operation, info: ProcessInfo) -> None:

@@ -88,15 +88,15 @@ class _Text:
                 value, end = _DECODER.raw_decode(self._text, self._position)
             except (ValueError, RecursionError) as error:
                 if not self._grow():
-                    raise BadInput(f"{self._name}: {what}: is not JSON: {_problem(error)}") from None
+                    is_deep = isinstance(error, RecursionError)
+                    problem = "it nests too deeply" if is_deep else str(error).partition(":")[0]
+                    raise BadInput(f"{self._name}: {what}: is not JSON: {problem}") from None
                 continue
-            if not self._may_go_on(value, end) or not self._grow():
+            # The next piece may hold more of a number: all other values tell where they end.
+            may_go_on = isinstance(value, int | float) and self._text[end : end + 1] not in _DELIMITERS
+            if not may_go_on or not self._grow():
                 self._position = end
                 return value
-
-    def _may_go_on(self, value: object, end: int) -> bool:
-        """Return whether the next piece may hold more of a number: all other values tell where they end."""
-        return isinstance(value, int | float) and self._text[end : end + 1] not in _DELIMITERS
 
     def _skip_space(self) -> None:
         while True:
@@ -118,10 +118,6 @@ class _Text:
             wanted -= len(grown[-1])
         self._text, self._position = "".join(grown), 0
         return len(self._text) > len(rest)
-
-
-def _problem(error: Exception) -> str:
-    return "it nests too deeply" if isinstance(error, RecursionError) else str(error).partition(":")[0]
 
 
 def _decoded(name: str, pieces: Iterable[bytes]) -> Iterator[str]:
@@ -164,10 +160,6 @@ _CALL = re.compile("nccl:|record_param_comms$")
 _MOST_ENCLOSING = 8  # calls that may stand inside one another
 
 
-def _listed(config: object) -> object:
-    return config if isinstance(config, list) else ()
-
-
 class GroupConfig(Loose):
     """A process group; no ranks means all of them, which is how PyTorch shortens it."""
 
@@ -184,16 +176,22 @@ class ProcessInfo(Loose):
     nccl_version: Annotated[Text | None, BeforeValidator(lambda given: given if isinstance(given, str) else None)] = (
         None
     )
-    pg_config: Annotated[tuple[GroupConfig, ...], BeforeValidator(_listed)] = ()
+    pg_config: Annotated[
+        tuple[GroupConfig, ...], BeforeValidator(lambda given: given if isinstance(given, list) else ())
+    ] = ()
 
 
-class KernelEvent(Loose):
-    """One of NCCL's kernels on the GPU, times in microseconds."""
+class _Event(Loose):
+    """Something that took a while, times in microseconds."""
 
     ts: float = Field(ge=0, lt=1 << 53)
     dur: float = Field(ge=0, lt=1 << 52)
-    tid: int | str = 0  # the stream
+    tid: int | str = 0  # the thread; of a kernel, the stream
     args: dict[str, object] = Field({})
+
+
+class KernelEvent(_Event):
+    """One of NCCL's kernels on the GPU."""
 
     @property
     def correlation(self) -> int:
@@ -201,14 +199,10 @@ class KernelEvent(Loose):
         return given if isinstance(given, int) else -1
 
 
-class CallEvent(Loose):
+class CallEvent(_Event):
     """What the host did: a collective call of PyTorch."""
 
-    ts: float = Field(ge=0, lt=1 << 53)
-    dur: float = Field(ge=0, lt=1 << 52)
-    tid: int | str = 0
     name: Text
-    args: dict[str, object] = Field({})
 
 
 @dataclass(frozen=True)

@@ -110,11 +110,10 @@ def read_events(trace: Trace) -> Iterator[tuple[int, Event]]:
         if "ev" not in line:
             _take_header(trace, number, line)
             continue
-        rank, problem = line.get("r", min(trace.ranks, default=0)), None
+        rank = line.get("r", min(trace.ranks, default=0))
         if rank not in trace.ranks:
             raise trace.complain(number, f"rank {rank!r} has no header above")
-        problem = _problem_of(line, trace.ranks[rank])
-        if problem:
+        if problem := _problem_of(line, trace.ranks[rank]):
             raise trace.complain(number, problem)
         if line["ts"] < before:
             raise trace.complain(number, f"time goes backwards, from {before} to {line['ts']}")
@@ -165,7 +164,8 @@ def _take_header(trace: Trace, number: int, line: Event) -> None:
     try:
         if "header" in line:
             header = RankHeader.model_validate(line["header"])
-            rank = line.get("rank", _rank_of(header))
+            in_first = max(header.comms[0].rank, 0) if header.comms else 0
+            rank = line.get("rank", in_first)  # where the line does not tell: the one in the first communicator
             if not isinstance(rank, int) or rank in trace.ranks:
                 raise trace.complain(number, f"a second header of rank {rank!r}, or no number")
             trace.ranks[rank] = header
@@ -186,11 +186,6 @@ def _without_details(line: Event) -> Event:
     return line | {"layout": sizes or None}
 
 
-def _rank_of(header: RankHeader) -> int:
-    """Return the world rank where the line does not tell: the one in the first communicator."""
-    return max(header.comms[0].rank, 0) if header.comms else 0
-
-
 def _problem_of(event: Event, header: RankHeader) -> str | None:
     """Return what is wrong with a callback, or None."""
     if event["ev"] not in PHASES:
@@ -200,7 +195,13 @@ def _problem_of(event: Event, header: RankHeader) -> str | None:
     for name in ("ts", "h"):
         if not _is_number(event.get(name)) or event[name] < 0:
             return f"{name} is {event.get(name)!r}, not a number"
-    return _bad_field(event) or (_bad_start(event, header) if event["ev"] == "start" else _bad_state(event))
+    if problem := _bad_field(event):
+        return problem
+    if event["ev"] == "start":
+        return _bad_start(event, header)
+    state = event.get("state")
+    is_known = event["ev"] == "stop" or state in STATES or _is_number(state)
+    return None if is_known else f"there is no state {state!r}"
 
 
 def _bad_start(event: Event, header: RankHeader) -> str | None:
@@ -211,27 +212,19 @@ def _bad_start(event: Event, header: RankHeader) -> str | None:
     return f"{event['type']} lacks {', '.join(missing)}" if missing else None
 
 
-def _bad_state(event: Event) -> str | None:
-    state = event.get("state")
-    known = event["ev"] == "stop" or state in STATES or _is_number(state)
-    return None if known else f"there is no state {state!r}"
-
-
 def _bad_field(event: Event) -> str | None:
     for name, value in event.items():
         if name in _NUMBERS and not _is_number(value):
             return f"{name} is {value!r}, not a number"
         if name in _TEXTS and not (value is None or isinstance(value, str) or _is_number(value)):
             return f"{name} is {value!r}, neither a name nor a number"
-    return None if _is_stream(event.get("stream", "0x0")) else f"stream is {event['stream']!r}, not an address"
+    stream = event.get("stream", "0x0")
+    is_address = isinstance(stream, str) and re.fullmatch("0x[0-9a-fA-F]{1,16}", stream)
+    return None if is_address or _is_number(stream) else f"stream is {stream!r}, not an address"
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int) and -(1 << 63) <= value < _U64
-
-
-def _is_stream(value: object) -> bool:
-    return _is_number(value) or (isinstance(value, str) and re.fullmatch("0x[0-9a-fA-F]{1,16}", value) is not None)
 
 
 _LINES_AT_A_TIME = 1_000
@@ -281,7 +274,6 @@ class _RankFiles:
         return self._folder / f"rank-{rank}.jsonl"
 
     def close(self) -> None:
-        """Write what is left."""
         for rank in self._pending:
             self._write(rank)
 
@@ -316,25 +308,24 @@ def _of_one_run(traces: list[Trace]) -> tuple[About, dict[int, RankHeader]]:
                 f"{trace.path}: is of run {trace.about.run!r}, not {traces[0].about.run!r} as the first file"
             )
         ranks |= trace.ranks
-    about = traces[0].about
-    return about if about.run else about.model_copy(update={"run": _stem(traces[0].path)}), ranks
+    about, stem = traces[0].about, traces[0].path.name.removesuffix(".xz").removesuffix(".jsonl")
+    return about if about.run else about.model_copy(update={"run": stem}), ranks
 
 
 def _spooled(about: About, ranks: dict[int, RankHeader], files: _RankFiles) -> Spooled:
     hosts = name_hosts(about, ranks)
-    recordings = tuple(
-        Recording(
-            rank=rank,
-            header=header,
-            origin=_origin_of(rank, header, about, hosts),
-            file=files.path_of(rank),
-            snapshot_ns=_snapshot_ns(about, header, files.end_ns),
-        )
-        for rank, header in sorted(ranks.items())
-        if files.path_of(rank).exists()
-    )
+    transport = transport_of(about.nic) if about.nic else None
+    recordings: list[Recording] = []
+    for rank, header in sorted(ranks.items()):
+        if files.path_of(rank).exists():
+            gpu = sum(host == hosts[rank] and other < rank for other, host in hosts.items())
+            origin = Origin(hosts[rank], about.run, pid=header.pid, gpu=gpu, nic=about.nic, transport=transport)
+            # All were looked at last at one time, since a hang shows in who is behind whom.
+            looked = about.snapshot_mono_ns if about.live else None
+            snapshot_ns = files.end_ns if looked is None else max(header.unix_ns(looked), files.end_ns)
+            recordings.append(Recording(rank, header, origin, files.path_of(rank), snapshot_ns))
     end_ns = max(recording.snapshot_ns for recording in recordings)
-    return Spooled(about, recordings, files.start_ns, end_ns + 1)
+    return Spooled(about, tuple(recordings), files.start_ns, end_ns + 1)
 
 
 def name_hosts(about: About, ranks: dict[int, RankHeader]) -> dict[int, str]:
@@ -350,13 +341,6 @@ def name_hosts(about: About, ranks: dict[int, RankHeader]) -> dict[int, str]:
     }
 
 
-def _origin_of(rank: int, header: RankHeader, about: About, hosts: dict[int, str]) -> Origin:
-    before = [other for other, host in hosts.items() if host == hosts[rank] and other < rank]
-    transport = transport_of(about.nic) if about.nic else None
-    pid, gpu = header.pid, len(before)
-    return Origin(host=hosts[rank], job=about.run, pid=pid, gpu=gpu, nic=about.nic, transport=transport)
-
-
 def transport_of(nic: str) -> str:
     """Return what NCCL uses a NIC for: it calls RDMA devices by the names of their drivers.
 
@@ -364,14 +348,3 @@ def transport_of(nic: str) -> str:
     ('ib', 'socket')
     """
     return "ib" if nic.startswith(("mlx", "bnxt_re", "irdma", "rdma", "roce")) else "socket"
-
-
-def _snapshot_ns(about: About, header: RankHeader, end_ns: int) -> int:
-    """Return when a rank was looked at last; all at one time, since a hang shows in who is behind whom."""
-    if about.live and about.snapshot_mono_ns is not None:
-        return max(header.unix_ns(about.snapshot_mono_ns), end_ns)
-    return end_ns
-
-
-def _stem(path: Path) -> str:
-    return path.name.removesuffix(".xz").removesuffix(".jsonl")

@@ -7,17 +7,21 @@ would have to be invented. What is told goes where it is true:
 - `comms`: rank, host, process and PCI address of every device of a test; CUDA's number of a GPU is not NVML's.
 - `events`: one per size, on the host of rank 0, which wrote the log. The message has the measured values; wrong
   results are errors. A test that failed says so on the host that noticed, one that just ends is a warning, and so is
-  a host that is slow in its tests with most others (`nccl_pairs.py`).
+  a host that is slow in its tests with most others.
+
+A test of two hosts cannot tell which of them is slow. Where every host was tested with several others, a host that is
+slow in nearly all of its pairs is to blame; a pair that is slow while its hosts are not is a wire between them.
 
 When a test ran is not in a log either: everything has the time at which the file was last written.
 """
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from statistics import median
 
-from importers.traces.nccl_pairs import Measured, Slow, compare_pairs
 from importers.traces.readings import Reading, Row
 from lockstep.errors import BadInput
 
@@ -38,6 +42,11 @@ _MEAN = re.compile(r"# Avg bus bandwidth\s+: ")
 _MEASURED = ("us", "algbw_gbs", "busbw_gbs", "wrong")
 _NO_NUMBER = "N/A"
 _NUMBER = re.compile(r"\d{1,20}(\.\d{1,20})?(e[+-]?\d{1,3})?")
+_SLOW = 0.8  # of the median pair: those of healthy H100 nodes stay within 5 % of each other, a lost rail costs half
+_FEWEST_PAIRS = 3  # of a host: with two, one slow partner is half of what is known
+_NEARLY_ALL = 0.75  # of a host's pairs
+
+Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -77,36 +86,36 @@ class Run:
         return list(dict.fromkeys(device.host for device in self.devices))
 
 
+@dataclass(frozen=True)
+class Slow:
+    """A host, or a pair of hosts where neither is slow elsewhere, and what share of the usual it reaches."""
+
+    hosts: tuple[str, ...]
+    test: str
+    size: int
+    share: float
+    pairs: int
+
+
 def parse_nccl_tests(logs: Iterable[Log], job: str) -> Reading:
     """Return what these logs tell; a log without any test is a BadInput."""
-    reading, measured, ts_ns = Reading(), list[Measured](), 0
+    reading, done, ts_ns = Reading(), list[Run](), 0
     for log in logs:
         runs = _read_log(reading, log, job)
         if not runs:
             raise BadInput(f"{log.file}: has no test of nccl-tests in it")
         for number, run in enumerate(runs, 1):
             _add_comms(reading, run, log, number, job)
-            measured += _pair_results(run)
+        done += runs
         ts_ns = max(ts_ns, log.ts_ns)
-    slow, compared = compare_pairs(measured)
+    slow, compared = _compare_pairs(run for run in done if len(run.hosts) == 2)
     for each in slow:
         _add_slow(reading, each, ts_ns, job)
     results = sum(row["kind"] == "nccl_test" for row in reading.rows.get("events", ()))
     if results and not compared:
-        reading.unread[_NOT_COMPARED] += results
+        remedy = "comparing takes a host that was tested with three others"
+        reading.unread[f"results are kept as events and judged by nobody: {remedy}"] += results
     return reading
-
-
-_NOT_COMPARED = (
-    "results are kept as events and judged by nobody: comparing takes a host that was tested with three others"
-)
-
-
-def _pair_results(run: Run) -> list[Measured]:
-    if len(run.hosts) != 2:
-        return []
-    first, last = run.hosts
-    return [Measured(run.name, len(run.devices), size, (first, last), rate) for size, rate in run.busbw_gbs.items()]
 
 
 def _add_slow(reading: Reading, slow: Slow, ts_ns: int, job: str) -> None:
@@ -228,3 +237,46 @@ def _release(code: str) -> str:
     number = int(code)
     base = 10_000 if number >= 10_000 else 1_000  # since 2.9 there are two digits more
     return f"{number // base}.{number % base // 100}.{number % 100}"
+
+
+def _compare_pairs(runs: Iterable[Run]) -> tuple[list[Slow], int]:
+    """Return who is slow, and how many results were compared: of each test the largest size that most pairs did."""
+    tests: dict[tuple[str, int], dict[int, dict[Pair, list[float]]]] = defaultdict(lambda: defaultdict(dict))
+    for run in runs:
+        first, last = sorted(run.hosts)
+        for size, rate in run.busbw_gbs.items():
+            tests[run.name, len(run.devices)][size].setdefault((first, last), []).append(rate)
+    found: list[Slow] = []
+    compared = 0
+    for (test, _), sizes in sorted(tests.items()):
+        size = max(sizes, key=lambda size: (len(sizes[size]), size))
+        rates = {pair: median(rates) for pair, rates in sizes[size].items()}
+        usual = median(rates.values())
+        shares = {pair: rate / usual for pair, rate in rates.items()} if usual else {}
+        if any(len(mine) >= _FEWEST_PAIRS for mine in _by_host(shares).values()):
+            compared += len(shares)
+            found += [Slow(hosts, test, size, share, pairs) for hosts, share, pairs in _find_slow(shares)]
+    return found, compared
+
+
+def _by_host(shares: Mapping[Pair, float]) -> dict[str, list[float]]:
+    by_host: dict[str, list[float]] = defaultdict(list)
+    for pair, share in shares.items():
+        for host in pair:
+            by_host[host].append(share)
+    return by_host
+
+
+def _find_slow(shares: Mapping[Pair, float]) -> list[tuple[tuple[str, ...], float, int]]:
+    """Return hosts, then pairs, with share and number of pairs; pairs of the slowest host accuse nobody else."""
+    found: list[tuple[tuple[str, ...], float, int]] = []
+    rest = dict(shares)
+    while suspects := [
+        (median(mine), host, len(mine))
+        for host, mine in _by_host(rest).items()
+        if len(mine) >= _FEWEST_PAIRS and sum(share < _SLOW for share in mine) >= _NEARLY_ALL * len(mine)
+    ]:
+        share, host, pairs = min(suspects)
+        found.append(((host,), share, pairs))
+        rest = {pair: share for pair, share in rest.items() if host not in pair}
+    return found + [(pair, share, 1) for pair, share in sorted(rest.items()) if share < _SLOW]

@@ -41,11 +41,9 @@ class Recorded:
 
     @property
     def bytes(self) -> int:
-        """How much of it is kept."""
         return sum(piece.nbytes for piece in self.pieces)
 
     def drain(self) -> None:
-        """Take what is new."""
         records = self.ring.read_records()
         self.lost += records.lost
         if len(records.callbacks):
@@ -67,7 +65,9 @@ def traced(processes: Sequence[Recorded]) -> Iterator[None]:
     """Have every callback recorded until the end of the block."""
     with ExitStack() as stack:
         for process in processes:
-            stack.enter_context(_traced(process.ring))
+            before = process.ring.status()
+            stack.callback(process.ring.request, int(before["level"]), int(before["share"]), 0)
+            process.ring.request(wire.TRACE, WHOLE_SHARE, 0)
         yield
 
 
@@ -110,16 +110,6 @@ def _living(directory: Path) -> Iterator[RingFile]:
             ring.close()
         else:
             yield ring
-
-
-@contextmanager
-def _traced(ring: RingFile) -> Iterator[None]:
-    before = ring.status()
-    ring.request(wire.TRACE, WHOLE_SHARE, 0)
-    try:
-        yield
-    finally:
-        ring.request(int(before["level"]), int(before["share"]), 0)
 
 
 def _recording(process: Recorded, number: int) -> RankRecording:

@@ -225,16 +225,13 @@ def _is_asked_for(kind: str, mask: int) -> bool:
 
 def lifetimes(header: Event, live: bool) -> list[Event]:
     """Return when communicators are made and, unless the recording ends before, destroyed; in order of time."""
-    made = [
-        {"ev": "open", "ts": comm["ts_init"], "comm": number, "tid": comm["tid_init"]}
+    events = [
+        {"ev": kind, "ts": comm[field], "comm": number, "tid": comm["tid_init"]}
         for number, comm in enumerate(header["comms"])
+        for kind, field in (("open", "ts_init"), ("close", "ts_fini"))
+        if kind == "open" or (comm[field] and not live)
     ]
-    gone = [
-        {"ev": "close", "ts": comm["ts_fini"], "comm": number, "tid": comm["tid_init"]}
-        for number, comm in enumerate(header["comms"])
-        if comm["ts_fini"] and not live
-    ]
-    return sorted(made + gone, key=lambda event: event["ts"])
+    return sorted(events, key=lambda event: (event["ts"], event["ev"] != "open"))
 
 
 def play_all(player: Player, events: Iterable[Event], answer: Callable[[int], None]) -> None:

@@ -93,7 +93,6 @@ _MAX_EXTENSION_BYTES = 64 << 10  # of a header that goes on in a block of its ow
 _EXTENSIONS = frozenset(
     {tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK}
 )
-_CHUNK = 1 << 20
 
 
 def is_archive(path: Path) -> bool:
@@ -191,18 +190,14 @@ def _copy(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
     source = tar.extractfile(member)
     assert source is not None, "isfile() was checked"
     with open(target, "wb") as sink:
-        while chunk := source.read(_CHUNK):
-            sink.write(chunk)
+        shutil.copyfileobj(source, sink)
     if target.stat().st_size != member.size:
         raise BadCapture("ends in the middle of the file", file=member.name)
 
 
 def _sync(file: Path) -> None:
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with open(file, "rb") as written:
+        os.fsync(written.fileno())
 
 
 MAX_TEXT_BYTES = 256 << 20  # the topology of the largest clusters has tens of MiB

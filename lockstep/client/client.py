@@ -9,7 +9,6 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self, TypeVar
 from urllib.parse import quote
 
@@ -32,7 +31,6 @@ from lockstep.errors import ServerRefused
 from lockstep.execution import Execution, Isolated, Order, OrderKind, Outcome
 from lockstep.verdict import Frozen, Incident
 
-_PATH = "/api/v1/incidents/stream"
 _SILENCE_S = 60.0  # four times the server's sign of life: a connection that says nothing for longer is dead
 _PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)  # after each failure in a row; the last one stays
 
@@ -49,40 +47,6 @@ class Notification(Frozen):
     id: str = Field(description="where to go on after it")
     kind: str = Field(description="such as incident.opened, incident.closed, decision.made, execution.changed")
     thing: Incident | Decision | Execution = Field(description="as it is now")
-
-
-class Follower:
-    """One stream of one server."""
-
-    def __init__(self, server: Server, clock: Clock, stop: threading.Event) -> None:
-        self._server, self._clock, self._stop = server, clock, stop
-
-    def follow(self, last_event_id: str | None, job: str | None) -> Iterator[Notification]:
-        """Yield news until told to stop; a server that is away is waited for, one that says no is not."""
-        failures = 0
-        while not self._stop.is_set():
-            try:
-                for event in self._listen(last_event_id, job):
-                    failures, last_event_id = 0, event.id or last_event_id
-                    yield from self._understand(event)
-                    if self._stop.is_set():
-                        return
-            except ServerRefused as refusal:
-                if not refusal.is_passing:
-                    raise
-            self._clock.wait(self._stop, _PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
-            failures += 1
-
-    def _listen(self, last_event_id: str | None, job: str | None) -> Iterator[Event]:
-        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_event_id} if last_event_id else {})
-        with self._server.answered("GET", _PATH, {"job": job}, headers=headers, read_timeout_s=_SILENCE_S) as answer:
-            yield from parse_events(answer.iter_lines())
-
-    def _understand(self, event: Event) -> Iterator[Notification]:
-        model = _THINGS.get(event.kind.partition(".")[0])
-        if model is not None:  # else it is of a kind that only newer clients know
-            thing = self._server.understood_text(model, event.data)
-            yield Notification.model_construct(id=event.id, kind=event.kind, thing=thing)
 
 
 Watch = Callable[[int], None]  # is told how many bytes there are so far
@@ -106,9 +70,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -161,9 +123,31 @@ class Client:
     ) -> Iterator[Notification]:
         """Yield incidents, decisions and executions as they change, from now or from after an event on.
 
-        A connection that breaks is made again and goes on after the last event that came, until `stop` is set.
+        A connection that breaks is made again and goes on after the last event that came, until `stop` is set. A
+        server that is away is waited for, one that says no is not.
         """
-        return Follower(self.server, self._clock, stop or threading.Event()).follow(last_event_id, job)
+        stop, failures = stop or threading.Event(), 0
+        while not stop.is_set():
+            try:
+                for event in self._listen(last_event_id, job):
+                    failures, last_event_id = 0, event.id or last_event_id
+                    model = _THINGS.get(event.kind.partition(".")[0])
+                    if model is not None:  # else it is of a kind that only newer clients know
+                        thing = self.server.understood(model, event.data)
+                        yield Notification.model_construct(id=event.id, kind=event.kind, thing=thing)
+                    if stop.is_set():
+                        return
+            except ServerRefused as refusal:
+                if not refusal.is_passing:
+                    raise
+            self._clock.wait(stop, _PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
+            failures += 1
+
+    def _listen(self, last_event_id: str | None, job: str | None) -> Iterator[Event]:
+        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_event_id} if last_event_id else {})
+        path = f"{_API}/incidents/stream"
+        with self.server.answered("GET", path, {"job": job}, headers=headers, read_timeout_s=_SILENCE_S) as answer:
+            yield from parse_events(answer.iter_lines())
 
     def decisions(self, *, incident: str | None = None, job: str | None = None) -> Iterator[ListedDecision]:
         """Yield the newest decisions first."""

@@ -53,12 +53,15 @@ def read_overview(client: Client, now_ns: int) -> Overview:
     """Ask a server for all of it; takes a request per list, per running job and per decision that may wait."""
     incidents = tuple(islice(client.incidents(state="open"), _MOST_INCIDENTS))
     agents = list(client.agents())
+    jobs = list(islice(client.jobs(_TROUBLED, page=_MOST_JOBS), _MOST_JOBS))
+    if left := _MOST_JOBS - len(jobs):  # those in trouble leave room for running ones: one page of each at most
+        jobs += islice(client.jobs(("running",), page=left), left)
     return Overview(
         server=client.server.url,
         version=client.version(),
         at_ns=now_ns,
         analysis=client.analysis(),
-        jobs=tuple(_read_trend(client, job, incidents) for job in choose_jobs(_read_jobs(client))),
+        jobs=tuple(_read_trend(client, job, incidents) for job in choose_jobs(jobs)),
         incidents=incidents,
         waiting=tuple(_read_waiting(client, incidents, now_ns)),
         agents=len(agents),
@@ -117,13 +120,6 @@ def find_ailing(agents: Iterable[AgentView]) -> list[AgentView]:
         return not agent.is_silent, not agent.missing, -agent.dropped_lately, -agent.lag_s, agent.host
 
     return sorted(ailing, key=order)
-
-
-def _read_jobs(client: Client) -> list[Job]:
-    """Return jobs in trouble, and where these leave room running ones: one page of each at most."""
-    troubled = list(islice(client.jobs(_TROUBLED, page=_MOST_JOBS), _MOST_JOBS))
-    left = _MOST_JOBS - len(troubled)
-    return [*troubled, *islice(client.jobs(("running",), page=left), left)] if left else troubled
 
 
 def _read_trend(client: Client, job: Job, incidents: Iterable[Incident]) -> JobTrend:

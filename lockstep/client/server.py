@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
@@ -34,9 +33,7 @@ class Server:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -76,16 +73,11 @@ class Server:
             raise self._away(error) from error
 
     def understood(self, model: type[M], document: object) -> M:
-        """Return the document as a model; fields that it does not know are left out: a server may be newer."""
+        """Return a document, or its JSON, as a model; unknown fields are left out: a server may be newer."""
         try:
+            if isinstance(document, str):
+                return model.model_validate_json(document, extra="ignore")
             return model.model_validate(document, extra="ignore")
-        except ValidationError as error:
-            raise self._stranger() from error
-
-    def understood_text(self, model: type[M], text: str) -> M:
-        """Return the JSON text as a model, with the same leniency."""
-        try:
-            return model.model_validate_json(text, extra="ignore")
         except ValidationError as error:
             raise self._stranger() from error
 

@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
@@ -21,8 +20,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as NoFreeConnection
 
 from lockstep.errors import BadInput, ControlAway, SealBroken
-from lockstep.state.schema import prepare_schema
-from lockstep.state.tables import DELIVERIES, LEASES
+from lockstep.state.tables import DELIVERIES, LEASES, prepare_schema
 
 
 class Keys(Protocol):
@@ -48,15 +46,12 @@ class NoKeys:
     file = None
 
     def seal(self, content: bytes, about: str) -> NoReturn:
-        """Refuse."""
         raise SealBroken(f"{about} cannot be sealed: this process was given no key file")
 
     def unseal(self, sealed: str, about: str) -> NoReturn:
-        """Refuse."""
         raise SealBroken("this process was given no key file")
 
     def is_newest(self, sealed: str) -> bool:
-        """Return that none is."""
         return False
 
 
@@ -112,9 +107,7 @@ class ControlDatabase:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @contextmanager

@@ -17,6 +17,7 @@ from lockstep.state.documents import (
     read_document,
     read_one,
     record_within,
+    row_of,
     write_over,
 )
 from lockstep.state.incidents import note_changes
@@ -37,7 +38,8 @@ def save_decisions(db: ControlDatabase, decisions: Sequence[Decision], lease: Le
         for each in decisions:
             if each.incident not in known:
                 raise NotPresent(f"decision {each.id!r} answers incident {each.incident!r}, which is not here")
-        write_over(connection, DECISIONS, map(_row, decisions))
+        rows = (row_of(each, "id", "incident", "job", "created_ns") for each in decisions)
+        write_over(connection, DECISIONS, rows)
         note_changes(connection, "decision", (decision.id for decision in decisions))
 
 
@@ -59,23 +61,12 @@ def get_decision(db: ControlDatabase, decision_id: str) -> Decision:
     return read_one(db, Decision, DECISIONS, decision_id)
 
 
-def _row(decision: Decision) -> Row:
-    return {
-        "id": decision.id,
-        "incident": decision.incident,
-        "job": decision.job,
-        "created_ns": decision.created_ns,
-        "document": decision.model_dump_json(by_alias=True),
-    }
-
-
 def give_order(db: ControlDatabase, order: Order) -> None:
     """Write down, with a line in the audit, what somebody wants of a decision; NotPresent where there is none."""
     with db.begin() as connection:
         if connection.scalar(select(DECISIONS.c.id).where(DECISIONS.c.id == order.decision)) is None:
             raise NotPresent(f"there is no decision {order.decision!r}")
-        row = {"decision": order.decision, "ts_ns": order.ts_ns, "document": order.model_dump_json()}
-        connection.execute(insert(ORDERS).values(row))
+        connection.execute(insert(ORDERS).values(row_of(order, "decision", "ts_ns")))
         what = f"{order.kind}_decision"
         record_within(connection, who=order.who, what=what, subject=order.decision, why=order.why, now_ns=order.ts_ns)
 
@@ -92,11 +83,13 @@ def save_execution(
     """Write an execution and what it did to nodes, with a line in the audit where `why` says what happened."""
     with db.begin() as connection:
         refuse_stale(connection, lease)
-        write_over(connection, EXECUTIONS, [_execution_row(execution)])
+        write_over(connection, EXECUTIONS, [row_of(execution, "job", "state", "began_ns", id=execution.decision)])
         note_changes(connection, "execution", [execution.decision])
         write_over(connection, ISOLATIONS, map(_isolation_row, isolated))
         if why:
-            _audit(connection, f"execution_{execution.state}", execution.decision, why, _newest_ns(execution))
+            ends_ns = [step.ended_ns or step.began_ns or 0 for step in execution.steps]
+            newest_ns = max(execution.ended_ns or 0, execution.began_ns, *ends_ns)
+            _audit(connection, f"execution_{execution.state}", execution.decision, why, newest_ns)
 
 
 def find_execution(db: ControlDatabase, decision: str) -> Execution | None:
@@ -141,8 +134,7 @@ def save_outcome(db: ControlDatabase, outcome: Outcome) -> None:
     with db.begin() as connection:
         if connection.scalar(select(INCIDENTS.c.id).where(INCIDENTS.c.id == outcome.incident)) is None:
             raise NotPresent(f"there is no incident {outcome.incident!r}")
-        row = {"id": outcome.incident, "ts_ns": outcome.ts_ns, "document": outcome.model_dump_json()}
-        write_over(connection, OUTCOMES, [row])
+        write_over(connection, OUTCOMES, [row_of(outcome, "ts_ns", id=outcome.incident)])
         word = "right" if outcome.was_right else "wrong"
         subject, why = outcome.incident, f"{word}: {outcome.why}".rstrip(": ")
         record_within(
@@ -156,35 +148,13 @@ def list_outcomes(db: ControlDatabase, since_ns: int = 0) -> dict[str, Outcome]:
     return read_by_id(db, Outcome, query)
 
 
-def _newest_ns(execution: Execution) -> int:
-    """Return when something last happened to an execution."""
-    timestamps = [step.ended_ns or step.began_ns or 0 for step in execution.steps]
-    return max(execution.ended_ns or 0, execution.began_ns, *timestamps)
-
-
 def _audit(connection: Connection, what: str, subject: str, why: str, now_ns: int) -> None:
     """Write a line in the name of the planner, who alone acts under the lease."""
     record_within(connection, who="planner", what=what, subject=subject, why=why, now_ns=now_ns)
 
 
-def _execution_row(execution: Execution) -> Row:
-    return {
-        "id": execution.decision,
-        "job": execution.job,
-        "state": execution.state,
-        "began_ns": execution.began_ns,
-        "document": execution.model_dump_json(),
-    }
-
-
 def _isolation_row(isolated: Isolated) -> Row:
-    return {
-        "id": f"{isolated.decision}/{isolated.node}",
-        "node": isolated.node,
-        "state": isolated.state,
-        "since_ns": isolated.since_ns,
-        "document": isolated.model_dump_json(),
-    }
+    return row_of(isolated, "node", "state", "since_ns", id=f"{isolated.decision}/{isolated.node}")
 
 
 def find_isolated(db: ControlDatabase, node: str) -> Isolated:
@@ -205,9 +175,8 @@ def give_node_order(db: ControlDatabase, order: NodeOrder) -> None:
     isolated = find_isolated(db, order.node)
     if isolated.state == "rma" and order.kind == "test":
         raise BadInput(f"{order.node} was sent back, and no test returns it: say `repaired` once a new part is in")
-    row = {"decision": order.decision, "node": order.node, "ts_ns": order.ts_ns, "document": order.model_dump_json()}
     with db.begin() as connection:
-        connection.execute(insert(NODE_ORDERS).values(row))
+        connection.execute(insert(NODE_ORDERS).values(row_of(order, "decision", "node", "ts_ns")))
         what = f"{order.kind}_node"
         part = order.part.model_dump(exclude_none=True) if order.part else {}
         why = "; ".join(filter(None, (order.why, ", ".join(f"{name} {value}" for name, value in part.items()))))

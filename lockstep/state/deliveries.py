@@ -1,7 +1,7 @@
 """The queue of alerts and its log: a message is written once, tried under one id, and kept for a while after."""
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pydantic import Field
@@ -17,6 +17,7 @@ from lockstep.state.documents import (
     read_all,
     read_document,
     record_within,
+    row_of,
     write_over,
 )
 from lockstep.state.leases import Lease, refuse_stale
@@ -75,7 +76,8 @@ def save_round(db: ControlDatabase, lease: Lease, outgoing: Sequence[Outgoing], 
         refuse_stale(connection, lease)
         for message in outgoing:
             _enqueue(connection, message)
-        write_over(connection, ALERT_THREADS, map(_thread_row, threads))
+        rows = (row_of(each, "id", "target", is_over=int(each.is_over), told_ns=each.reported_ns) for each in threads)
+        write_over(connection, ALERT_THREADS, rows)
 
 
 def list_threads(db: ControlDatabase, ids: Collection[str], since_ns: int) -> list[Thread]:
@@ -213,25 +215,14 @@ def _enqueue(connection: Connection, message: Outgoing) -> None:
     if message.replaces:
         unsent = update(DELIVERIES).where(*mine, DELIVERIES.c.state == "waiting")
         connection.execute(unsent.values(state="superseded"))
-    if message.is_end and not _was_tried(connection, message.target, thread):
-        return
-    row = {
-        "target": message.target,
-        "event": message.notification.id,
-        "thread": thread,
-        "state": "waiting",
-        "due_ns": message.notification.ts_ns,
-        "created_ns": message.notification.ts_ns,
-        "document": Tries(notification=message.notification).model_dump_json(),
-    }
+    if message.is_end:
+        before = map(delivery_of, connection.execute(select(DELIVERIES).where(*mine)))
+        if not any(each.state != "superseded" or each.tries.count > 0 for each in before):
+            return  # the receiver knows nothing of the thread, nor ever will
+    about = {"target": message.target, "event": message.notification.id, "thread": thread, "state": "waiting"}
+    times = dict.fromkeys(("due_ns", "created_ns"), message.notification.ts_ns)
+    row = row_of(Tries(notification=message.notification), **about, **times)
     connection.execute(insert_into(connection, DELIVERIES).values(row).on_conflict_do_nothing())
-
-
-def _was_tried(connection: Connection, target: str, thread: str) -> bool:
-    """Return whether the receiver may know of the thread, or will."""
-    mine = select(DELIVERIES).where(DELIVERIES.c.target == target, DELIVERIES.c.thread == thread)
-    found = map(delivery_of, connection.execute(mine))
-    return any(each.state != "superseded" or each.tries.count > 0 for each in found)
 
 
 def delivery_of(row: Row[Any]) -> Delivery:
@@ -241,16 +232,6 @@ def delivery_of(row: Row[Any]) -> Delivery:
 
 
 def _write(connection: Connection, found: Delivery, state: DeliveryState, due_ns: int, tries: Tries) -> Delivery:
-    row = {"state": state, "due_ns": due_ns, "document": tries.model_dump_json()}
+    row = row_of(tries, state=state, due_ns=due_ns)
     connection.execute(update(DELIVERIES).where(DELIVERIES.c.number == found.number).values(row))
-    return Delivery(found.number, found.target, found.event, found.thread, state, due_ns, found.created_ns, tries)
-
-
-def _thread_row(thread: Thread) -> dict[str, object]:
-    return {
-        "id": thread.id,
-        "target": thread.target,
-        "is_over": int(thread.is_over),
-        "told_ns": thread.reported_ns,
-        "document": thread.model_dump_json(),
-    }
+    return replace(found, state=state, due_ns=due_ns, tries=tries)

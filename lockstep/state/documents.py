@@ -16,6 +16,12 @@ Document = TypeVar("Document", bound=BaseModel)
 Row = dict[str, Any]  # Any: a row's values have the types of its table's columns
 
 
+def row_of(value: BaseModel, *fields: str, **columns: object) -> Row:
+    """Return a value as a row: these fields and columns beside the whole of it as JSON."""
+    named = {name: getattr(value, name) for name in fields}
+    return {**named, **columns, "document": value.model_dump_json(by_alias=True)}
+
+
 def insert_into(connection: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:
     """Return an insert that can say what happens on conflict; each database has its own class for it."""
     if connection.dialect.name == "postgresql":

@@ -9,7 +9,15 @@ from sqlalchemy import Connection, delete, insert, select, update
 from lockstep.errors import NotPresent
 from lockstep.host_paths import HostPaths, PathChoice, PathCount, PathSummary
 from lockstep.state.database import ControlDatabase
-from lockstep.state.documents import check_limit, read_all, read_by_id, read_document, record_within, write_over
+from lockstep.state.documents import (
+    check_limit,
+    read_all,
+    read_by_id,
+    read_document,
+    record_within,
+    row_of,
+    write_over,
+)
 from lockstep.state.leases import Lease, refuse_stale
 from lockstep.state.tables import HOST_PATHS, PATH_COUNTS, PATH_PLANS, TOPOLOGIES
 from lockstep.topology import Topology, checked
@@ -44,7 +52,7 @@ def save_path_plan(
             for host in sorted({*held, *choices})
         ]
         rows = [
-            {"id": part.host, "generation": number, "document": part.model_dump_json()}
+            row_of(part, "generation", id=part.host)
             for part in parts
             if _what_counts(held.get(part.host)) != _what_counts(part)
         ]
@@ -94,7 +102,7 @@ def list_host_paths(db: ControlDatabase) -> list[HostPaths]:
 def save_path_count(db: ControlDatabase, host: str, count: PathCount, now_ns: int) -> None:
     """Remember how much of its plan a host has kept; the newest word counts."""
     with db.begin() as connection:
-        write_over(connection, PATH_COUNTS, [{"id": host, "ts_ns": now_ns, "document": count.model_dump_json()}])
+        write_over(connection, PATH_COUNTS, [row_of(count, id=host, ts_ns=now_ns)])
 
 
 def list_path_counts(db: ControlDatabase) -> dict[str, PathCount]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import delete, func, select, update
 
 from lockstep.clock import NS_PER_S
 from lockstep.state.database import ControlDatabase
@@ -32,7 +32,10 @@ def claim(db: ControlDatabase, key: str, request: str, now_ns: int) -> Earlier |
         connection.execute(delete(IDEMPOTENCY).where(old | stuck))
         insert = insert_into(connection, IDEMPOTENCY).values(row).on_conflict_do_nothing()
         if connection.scalar(insert.returning(IDEMPOTENCY.c.id)) is not None:
-            _forget_oldest(connection)
+            count = connection.scalar(select(func.count()).select_from(IDEMPOTENCY)) or 0
+            by_age = select(IDEMPOTENCY.c.id).order_by(IDEMPOTENCY.c.began_ns, IDEMPOTENCY.c.id)
+            if count > MOST:
+                connection.execute(delete(IDEMPOTENCY).where(IDEMPOTENCY.c.id.in_(by_age.limit(count - MOST))))
             return None
         found = connection.execute(select(IDEMPOTENCY).where(IDEMPOTENCY.c.id == key)).one()
         return Earlier(found.request, found.status, found.sealed)
@@ -48,10 +51,3 @@ def drop(db: ControlDatabase, key: str) -> None:
     """Forget the act, which was not done: the same key may try it again."""
     with db.begin() as connection:
         connection.execute(delete(IDEMPOTENCY).where(IDEMPOTENCY.c.id == key))
-
-
-def _forget_oldest(connection: Connection) -> None:
-    count = connection.scalar(select(func.count()).select_from(IDEMPOTENCY)) or 0
-    if count > MOST:
-        oldest = select(IDEMPOTENCY.c.id).order_by(IDEMPOTENCY.c.began_ns, IDEMPOTENCY.c.id).limit(count - MOST)
-        connection.execute(delete(IDEMPOTENCY).where(IDEMPOTENCY.c.id.in_(oldest)))

@@ -24,7 +24,6 @@ from lockstep.execution import Outcome
 from lockstep.state.database import ControlDatabase
 from lockstep.state.deliveries import Delivery, delivery_of
 from lockstep.state.documents import (
-    Row,
     insert_into,
     matching,
     newest_first,
@@ -32,6 +31,7 @@ from lockstep.state.documents import (
     read_by_id,
     read_document,
     read_one,
+    row_of,
     write_over,
 )
 from lockstep.state.leases import Lease, refuse_stale
@@ -132,11 +132,14 @@ class VerdictChange(Frozen):
 def note_verdicts(connection: Connection, incidents: Iterable[Incident]) -> None:
     """Add a line for each incident of which something else is said than before, in the writer's transaction."""
     changes = [_change(incident) for incident in incidents]
-    before = _newest_of_incidents(connection, {change.incident for change in changes})
+    lines = VERDICT_CHANGES
+    named = lines.c.incident.in_({change.incident for change in changes})
+    newest = select(func.max(lines.c.id)).where(named).group_by(lines.c.incident)
+    rows = connection.execute(select(lines.c.incident, lines.c.document).where(lines.c.id.in_(newest)))
+    before = {incident: read_document(VerdictChange, text) for incident, text in rows}
     for change in changes:
         if change.incident not in before or before[change.incident].mark != change.mark:
-            row = {"incident": change.incident, "document": change.model_dump_json(by_alias=True)}
-            connection.execute(insert(VERDICT_CHANGES).values(row))
+            connection.execute(insert(VERDICT_CHANGES).values(row_of(change, "incident")))
             before[change.incident] = change
 
 
@@ -146,26 +149,12 @@ def list_verdict_changes(db: ControlDatabase, incident: str) -> list[VerdictChan
     return read_all(db, VerdictChange, query.order_by(VERDICT_CHANGES.c.id))
 
 
-def _newest_of_incidents(connection: Connection, incidents: set[str]) -> dict[str, VerdictChange]:
-    lines = VERDICT_CHANGES
-    last = select(func.max(lines.c.id)).where(lines.c.incident.in_(incidents)).group_by(lines.c.incident)
-    rows = connection.execute(select(lines.c.incident, lines.c.document).where(lines.c.id.in_(last)))
-    return {incident: read_document(VerdictChange, text) for incident, text in rows}
-
-
 def _change(incident: Incident) -> VerdictChange:
     verdict = incident.verdict
-    is_closed = incident.state == "closed"
+    taken_for = {name: getattr(verdict, name) for name in ("fault_class", "component", "side", "grade", "confidence")}
+    reason = (incident.closed_because or "") if incident.state == "closed" else verdict.reason
     return VerdictChange(
-        incident=incident.id,
-        ts_ns=incident.updated_ns,
-        state=incident.state,
-        fault_class=verdict.fault_class,
-        component=verdict.component,
-        side=verdict.side,
-        grade=verdict.grade,
-        confidence=verdict.confidence,
-        reason=(incident.closed_because or "") if is_closed else verdict.reason,
+        incident=incident.id, ts_ns=incident.updated_ns, state=incident.state, **taken_for, reason=reason
     )
 
 
@@ -181,7 +170,7 @@ def save_incidents(db: ControlDatabase, incidents: Iterable[Incident], lease: Le
         if lease is not None:
             refuse_stale(connection, lease)
         written = list(incidents)
-        write_over(connection, INCIDENTS, map(_row, written))
+        write_over(connection, INCIDENTS, (row_of(each, "id", "job", "state", "opened_ns") for each in written))
         note_changes(connection, "incident", (incident.id for incident in written))
         note_verdicts(connection, written)
 
@@ -210,16 +199,6 @@ def get_incident(db: ControlDatabase, incident_id: str) -> Incident:
     return read_one(db, Incident, INCIDENTS, incident_id)
 
 
-def _row(incident: Incident) -> Row:
-    return {
-        "id": incident.id,
-        "job": incident.job,
-        "state": incident.state,
-        "opened_ns": incident.opened_ns,
-        "document": incident.model_dump_json(by_alias=True),
-    }
-
-
 class Analysis(NamedTuple):
     """How far the analyzer has come."""
 
@@ -244,18 +223,9 @@ def add_detail_requests(db: ControlDatabase, *requests: DetailRequest, now_ns: i
     """Write detail requests, replacing those with the same ids, which prolongs them; what has expired is deleted."""
     if not requests:
         return
-    rows = [
-        {
-            "id": request.id,
-            "host": request.host,
-            "expires_ns": request.expires_ns,
-            "document": request.model_dump_json(),
-        }
-        for request in requests
-    ]
     with db.begin() as connection:
         connection.execute(delete(DETAIL_REQUESTS).where(DETAIL_REQUESTS.c.expires_ns <= now_ns))
-        write_over(connection, DETAIL_REQUESTS, rows)
+        write_over(connection, DETAIL_REQUESTS, (row_of(each, "id", "host", "expires_ns") for each in requests))
 
 
 def detail_requests_by_host(db: ControlDatabase, now_ns: int) -> dict[str, list[DetailRequest]]:

@@ -1,10 +1,34 @@
-"""Which tables the control database has; a change here comes with a step in schema.py.
+"""Which tables the control database has, and how older ones are brought up to date; never the other way.
 
-Times are integer nanoseconds. Whole values (incidents, decisions, detail requests) are JSON text, which both
-databases store alike; the columns beside them are those that queries select and sort by.
+A change of a table comes with a step below. Times are integer nanoseconds. Whole values (incidents, decisions,
+detail requests) are JSON text, which both databases store alike; the columns beside them are those that queries
+select and sort by.
 """
 
-from sqlalchemy import BigInteger, Column, ForeignKey, Index, Integer, MetaData, String, Table, Text
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Executable,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    func,
+    insert,
+    inspect,
+    select,
+    update,
+)
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from lockstep.errors import StoreVersionMismatch
 
 # PostgreSQL sorts text by the server's locale unless told otherwise; pages must break at the same place everywhere.
 NAME = String().with_variant(String(collation="C"), "postgresql")
@@ -13,26 +37,45 @@ ROW_NUMBER = BigInteger().with_variant(Integer, "sqlite")
 
 METADATA = MetaData()
 
+_Column = Column[Any]  # Any: each has the type of its values
+
+
+def _key(name: str = "id", refers_to: str | None = None) -> _Column:
+    references = [ForeignKey(refers_to)] if refers_to else []
+    return Column(name, NAME, *references, primary_key=True)
+
+
+def _count(name: str = "id") -> _Column:
+    """A number that the database gives; with `sqlite_autoincrement` one that was given out is never reused."""
+    return Column(name, ROW_NUMBER, primary_key=True, autoincrement=True)
+
+
+def _names(*names: str) -> list[_Column]:
+    return [Column(name, NAME, nullable=False) for name in names]
+
+
+def _numbers(*names: str) -> list[_Column]:
+    return [Column(name, BigInteger, nullable=False) for name in names]
+
+
+def _texts(*names: str) -> list[_Column]:
+    return [Column(name, Text, nullable=False) for name in names]
+
+
+def _of(table: str, name: str) -> _Column:
+    """The id of a row of another table."""
+    return Column(name, NAME, ForeignKey(f"{table}.id"), nullable=False)
+
+
 SCHEMA = Table("control_schema", METADATA, Column("version", Integer, nullable=False))
 
 # A row stays for ever: the generation it holds must never be given out again.
-LEASES = Table(
-    "leases",
-    METADATA,
-    Column("name", NAME, primary_key=True),
-    Column("holder", NAME),
-    Column("generation", BigInteger, nullable=False),
-    Column("expires_ns", BigInteger, nullable=False),
-)
+LEASES = Table("leases", METADATA, _key("name"), Column("holder", NAME), *_numbers("generation", "expires_ns"))
 
 INCIDENTS = Table(
     "incidents",
     METADATA,
-    Column("id", NAME, primary_key=True),
-    Column("job", NAME, nullable=False),
-    Column("state", NAME, nullable=False),
-    Column("opened_ns", BigInteger, nullable=False),
-    Column("document", Text, nullable=False),
+    *(_key(), *_names("job", "state"), *_numbers("opened_ns"), *_texts("document")),
     Index("incidents_by_time", "opened_ns", "id"),
     Index("incidents_by_job", "job", "opened_ns", "id"),
     Index("incidents_by_state", "state", "opened_ns", "id"),
@@ -41,11 +84,7 @@ INCIDENTS = Table(
 DECISIONS = Table(
     "decisions",
     METADATA,
-    Column("id", NAME, primary_key=True),
-    Column("incident", NAME, ForeignKey("incidents.id"), nullable=False),
-    Column("job", NAME, nullable=False),
-    Column("created_ns", BigInteger, nullable=False),
-    Column("document", Text, nullable=False),
+    *(_key(), _of("incidents", "incident"), *_names("job"), *_numbers("created_ns"), *_texts("document")),
     Index("decisions_by_time", "created_ns", "id"),
     Index("decisions_by_job", "job", "created_ns", "id"),
     Index("decisions_by_incident", "incident", "created_ns", "id"),
@@ -54,81 +93,45 @@ DECISIONS = Table(
 TOKENS = Table(
     "tokens",
     METADATA,
-    Column("id", NAME, primary_key=True),
-    Column("digest", NAME, nullable=False),
-    Column("scope", NAME, nullable=False),
-    Column("host", NAME),
-    Column("name", NAME, nullable=False),
-    Column("created_ns", BigInteger, nullable=False),
-    Column("revoked_ns", BigInteger),
+    *(_key(), *_names("digest", "scope"), Column("host", NAME), *_names("name")),
+    *(*_numbers("created_ns"), Column("revoked_ns", BigInteger)),
 )
 
 DETAIL_REQUESTS = Table(
     "detail_requests",
     METADATA,
-    Column("id", NAME, primary_key=True),
-    Column("host", NAME, nullable=False),
-    Column("expires_ns", BigInteger, nullable=False),
-    Column("document", Text, nullable=False),
+    *(_key(), *_names("host"), *_numbers("expires_ns"), *_texts("document")),
     Index("detail_requests_by_host", "host", "expires_ns"),
 )
 
 # One row: how far the analyzer has come.
-ANALYSIS = Table(
-    "analysis",
-    METADATA,
-    Column("id", NAME, primary_key=True),
-    Column("until_ns", BigInteger, nullable=False),
-    Column("skipped", BigInteger, nullable=False),
-)
+ANALYSIS = Table("analysis", METADATA, _key(), *_numbers("until_ns", "skipped"))
 
-# The newest is the cluster's; a number that was given out is never reused.
+# The newest is the cluster's.
 TOPOLOGIES = Table(
     "topologies",
     METADATA,
-    Column("number", ROW_NUMBER, primary_key=True, autoincrement=True),
-    Column("digest", NAME, nullable=False),
-    Column("created_ns", BigInteger, nullable=False),
-    Column("who", NAME, nullable=False),
-    Column("source", Text, nullable=False),
-    Column("document", Text, nullable=False),
+    *(_count("number"), *_names("digest"), *_numbers("created_ns"), *_names("who"), *_texts("source", "document")),
     sqlite_autoincrement=True,
 )
 
-# The newest is in force; a number that was given out is never reused, because hosts ignore lower ones.
+# The newest is in force; hosts ignore lower numbers.
 PATH_PLANS = Table(
     "path_plans",
     METADATA,
-    Column("number", ROW_NUMBER, primary_key=True, autoincrement=True),
-    Column("made_ns", BigInteger, nullable=False),
-    Column("document", Text, nullable=False),
+    *(_count("number"), *_numbers("made_ns"), *_texts("document")),
     sqlite_autoincrement=True,
 )
 
 # One row a host: what it was told last, and what it told last.
-HOST_PATHS = Table(
-    "host_paths",
-    METADATA,
-    Column("id", NAME, primary_key=True),
-    Column("generation", BigInteger, nullable=False),
-    Column("document", Text, nullable=False),
-)
-PATH_COUNTS = Table(
-    "path_counts",
-    METADATA,
-    Column("id", NAME, primary_key=True),
-    Column("ts_ns", BigInteger, nullable=False),
-    Column("document", Text, nullable=False),
-)
+HOST_PATHS = Table("host_paths", METADATA, _key(), *_numbers("generation"), *_texts("document"))
+PATH_COUNTS = Table("path_counts", METADATA, _key(), *_numbers("ts_ns"), *_texts("document"))
 
 # What persons want of decisions; lines are only ever added, so the planner and a person never write over each other.
 ORDERS = Table(
     "orders",
     METADATA,
-    Column("id", ROW_NUMBER, primary_key=True, autoincrement=True),
-    Column("decision", NAME, ForeignKey("decisions.id"), nullable=False),
-    Column("ts_ns", BigInteger, nullable=False),
-    Column("document", Text, nullable=False),
+    *(_count(), _of("decisions", "decision"), *_numbers("ts_ns"), *_texts("document")),
     Index("orders_by_decision", "decision", "id"),
     sqlite_autoincrement=True,
 )
@@ -137,11 +140,7 @@ ORDERS = Table(
 EXECUTIONS = Table(
     "executions",
     METADATA,
-    Column("id", NAME, primary_key=True),
-    Column("job", NAME, nullable=False),
-    Column("state", NAME, nullable=False),
-    Column("began_ns", BigInteger, nullable=False),
-    Column("document", Text, nullable=False),
+    *(_key(), *_names("job", "state"), *_numbers("began_ns"), *_texts("document")),
     Index("executions_by_time", "began_ns", "id"),
     Index("executions_by_state", "state", "began_ns", "id"),
 )
@@ -150,11 +149,7 @@ EXECUTIONS = Table(
 ISOLATIONS = Table(
     "isolations",
     METADATA,
-    Column("id", NAME, primary_key=True),
-    Column("node", NAME, nullable=False),
-    Column("state", NAME, nullable=False),
-    Column("since_ns", BigInteger, nullable=False),
-    Column("document", Text, nullable=False),
+    *(_key(), *_names("node", "state"), *_numbers("since_ns"), *_texts("document")),
     Index("isolations_by_time", "since_ns", "id"),
 )
 
@@ -162,31 +157,19 @@ ISOLATIONS = Table(
 NODE_ORDERS = Table(
     "node_orders",
     METADATA,
-    Column("id", ROW_NUMBER, primary_key=True, autoincrement=True),
-    Column("decision", NAME, ForeignKey("decisions.id"), nullable=False),
-    Column("node", NAME, nullable=False),
-    Column("ts_ns", BigInteger, nullable=False),
-    Column("document", Text, nullable=False),
+    *(_count(), _of("decisions", "decision"), *_names("node"), *_numbers("ts_ns"), *_texts("document")),
     Index("node_orders_by_node", "decision", "node", "id"),
     sqlite_autoincrement=True,
 )
 
 # By incident: what it turned out to be.
-OUTCOMES = Table(
-    "outcomes",
-    METADATA,
-    Column("id", NAME, ForeignKey("incidents.id"), primary_key=True),
-    Column("ts_ns", BigInteger, nullable=False),
-    Column("document", Text, nullable=False),
-)
+OUTCOMES = Table("outcomes", METADATA, _key(refers_to="incidents.id"), *_numbers("ts_ns"), *_texts("document"))
 
 # What was said of incidents before; a line is added when their part, class, side, grade or state becomes another.
 VERDICT_CHANGES = Table(
     "verdict_changes",
     METADATA,
-    Column("id", ROW_NUMBER, primary_key=True, autoincrement=True),
-    Column("incident", NAME, ForeignKey("incidents.id"), nullable=False),
-    Column("document", Text, nullable=False),
+    *(_count(), _of("incidents", "incident"), *_texts("document")),
     Index("verdict_changes_by_incident", "incident", "id"),
     sqlite_autoincrement=True,
 )
@@ -195,11 +178,7 @@ VERDICT_CHANGES = Table(
 SESSIONS = Table(
     "sessions",
     METADATA,
-    Column("id", NAME, primary_key=True),
-    Column("token", NAME, ForeignKey("tokens.id")),
-    Column("who", NAME, nullable=False),
-    Column("scope", NAME, nullable=False),
-    Column("expires_ns", BigInteger, nullable=False),
+    *(_key(), Column("token", NAME, ForeignKey("tokens.id")), *_names("who", "scope"), *_numbers("expires_ns")),
     Index("sessions_by_expiry", "expires_ns"),
 )
 
@@ -207,11 +186,7 @@ SESSIONS = Table(
 IDEMPOTENCY = Table(
     "idempotency",
     METADATA,
-    Column("id", NAME, primary_key=True),
-    Column("request", NAME, nullable=False),
-    Column("began_ns", BigInteger, nullable=False),
-    Column("status", Integer),
-    Column("sealed", Text),
+    *(_key(), *_names("request"), *_numbers("began_ns"), Column("status", Integer), Column("sealed", Text)),
     Index("idempotency_by_time", "began_ns", "id"),
 )
 
@@ -219,64 +194,36 @@ IDEMPOTENCY = Table(
 POLICIES = Table(
     "policies",
     METADATA,
-    Column("name", NAME, primary_key=True),
-    Column("version", Integer, primary_key=True, autoincrement=False),
-    Column("changed_ns", BigInteger, nullable=False),
-    Column("who", NAME, nullable=False),
-    Column("why", Text, nullable=False),
-    Column("document", Text, nullable=False),
+    *(_key("name"), Column("version", Integer, primary_key=True, autoincrement=False), *_numbers("changed_ns")),
+    *(*_names("who"), *_texts("why", "document")),
 )
 
 # By kind and id: the number of the last change, and of the first. Numbers grow in the order of commits.
 CHANGES = Table(
     "changes",
     METADATA,
-    Column("kind", NAME, primary_key=True),
-    Column("subject", NAME, primary_key=True),
-    Column("first", BigInteger, nullable=False),
-    Column("number", BigInteger, nullable=False),
+    *(_key("kind"), _key("subject"), *_numbers("first", "number")),
     Index("changes_by_number", "number", unique=True),
 )
 
 # Receivers of alerts that were made through the API; secrets are in the document, because each message is signed.
-ALERT_TARGETS = Table(
-    "alert_targets",
-    METADATA,
-    Column("id", NAME, primary_key=True),
-    Column("created_ns", BigInteger, nullable=False),
-    Column("document", Text, nullable=False),
-)
+ALERT_TARGETS = Table("alert_targets", METADATA, _key(), *_numbers("created_ns"), *_texts("document"))
 # By name of the receiver, wherever it was made: since when we know it, and how it answers.
-TARGET_HEALTH = Table(
-    "target_health",
-    METADATA,
-    Column("id", NAME, primary_key=True),
-    Column("since_ns", BigInteger, nullable=False),
-    Column("document", Text, nullable=False),
-)
+TARGET_HEALTH = Table("target_health", METADATA, _key(), *_numbers("since_ns"), *_texts("document"))
 # By receiver and subject: what it was told last of an incident, a proposal, an action or Lockstep itself.
 ALERT_THREADS = Table(
     "alert_threads",
     METADATA,
-    Column("id", NAME, primary_key=True),
-    Column("target", NAME, nullable=False),
-    Column("is_over", Integer, nullable=False),
-    Column("told_ns", BigInteger, nullable=False),
-    Column("document", Text, nullable=False),
+    *(_key(), *_names("target"), Column("is_over", Integer, nullable=False)),
+    *(*_numbers("told_ns"), *_texts("document")),
     Index("alert_threads_by_end", "is_over", "told_ns"),
 )
 # The queue and its log. A message is known by receiver and event, so that it is never written twice.
 DELIVERIES = Table(
     "deliveries",
     METADATA,
-    Column("number", ROW_NUMBER, primary_key=True, autoincrement=True),
-    Column("target", NAME, nullable=False),
-    Column("event", NAME, nullable=False),
-    Column("thread", NAME, nullable=False),
-    Column("state", NAME, nullable=False),
-    Column("due_ns", BigInteger, nullable=False),
-    Column("created_ns", BigInteger, nullable=False),
-    Column("document", Text, nullable=False),
+    *(_count("number"), *_names("target", "event", "thread", "state")),
+    *(*_numbers("due_ns", "created_ns"), *_texts("document")),
     Index("deliveries_by_event", "target", "event", unique=True),
     Index("deliveries_by_state", "state", "due_ns", "number"),
     Index("deliveries_by_target", "target", "number"),
@@ -285,20 +232,81 @@ DELIVERIES = Table(
 SILENCES = Table(
     "silences",
     METADATA,
-    Column("id", NAME, primary_key=True),
-    Column("until_ns", BigInteger, nullable=False),
-    Column("document", Text, nullable=False),
+    *(_key(), *_numbers("until_ns"), *_texts("document")),
     Index("silences_by_end", "until_ns", "id"),
 )
 
 AUDIT = Table(
     "audit",
     METADATA,
-    Column("id", ROW_NUMBER, primary_key=True, autoincrement=True),
-    Column("ts_ns", BigInteger, nullable=False),
-    Column("who", NAME, nullable=False),
-    Column("what", NAME, nullable=False),
-    Column("subject", NAME, nullable=False),
-    Column("why", Text, nullable=False),
-    sqlite_autoincrement=True,  # a number that was given out is never reused, so a deleted line leaves a gap
+    *(_count(), *_numbers("ts_ns"), *_names("who", "what", "subject"), *_texts("why")),
+    sqlite_autoincrement=True,  # so that a deleted line leaves a gap
 )
+
+FIRST_VERSION = 1
+OPENING_LOCK = 0x10C4_57E9  # any number will do, as long as every version of Lockstep takes the same
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What turns the schema of the version before into this version."""
+
+    version: int
+    statements: tuple[Executable, ...]  # DDL, or text() that both databases understand
+
+
+def _made(*tables: Table) -> tuple[Executable, ...]:
+    """Return what makes tables and their indexes."""
+    indexes = (
+        CreateIndex(index) for table in tables for index in sorted(table.indexes, key=lambda index: str(index.name))
+    )
+    return (*(CreateTable(table) for table in tables), *indexes)
+
+
+_ALERT_TABLES = (ALERT_TARGETS, TARGET_HEALTH, ALERT_THREADS, DELIVERIES, SILENCES)
+
+# An empty database gets the newest tables at once; an older one walks through the steps it has not seen, in order.
+# Steps only add, since a process of the version before may still be at work on the same database.
+STEPS: tuple[Step, ...] = (
+    # Whoever changes one of these tables writes down here what it was.
+    Step(2, (CreateTable(TOPOLOGIES),)),
+    Step(3, tuple(CreateTable(table) for table in (PATH_PLANS, HOST_PATHS, PATH_COUNTS))),
+    Step(4, _made(ORDERS, EXECUTIONS, ISOLATIONS, OUTCOMES)),
+    Step(5, _made(NODE_ORDERS, SESSIONS, IDEMPOTENCY, POLICIES, CHANGES, VERDICT_CHANGES, *_ALERT_TABLES)),
+    # Was `wishes`, whose rows expired within minutes and are left where they are.
+    Step(6, _made(DETAIL_REQUESTS)),
+    Step(7, _made(ANALYSIS)),
+)
+
+
+def prepare_schema(connection: Connection, steps: tuple[Step, ...] = STEPS) -> None:
+    """Make the schema current inside the caller's transaction, or raise StoreVersionMismatch."""
+    if connection.dialect.name == "postgresql":  # SQLite needs no more than the write lock we began with
+        connection.execute(select(func.pg_advisory_xact_lock(OPENING_LOCK)))
+    newest = steps[-1].version if steps else FIRST_VERSION
+    version = _read_version(connection)
+    if version is None:
+        METADATA.create_all(connection, checkfirst=False)
+        connection.execute(insert(SCHEMA).values(version=newest))
+    elif version > newest:
+        raise StoreVersionMismatch(
+            f"the control database has schema version {version}, and this Lockstep knows versions up to {newest}: "
+            "start a newer Lockstep, or restore a backup made by this one"
+        )
+    for step in steps:
+        if version is not None and step.version > version:
+            for statement in step.statements:
+                connection.execute(statement)
+            connection.execute(update(SCHEMA).values(version=step.version))
+
+
+def _read_version(connection: Connection) -> int | None:
+    if not inspect(connection).has_table(SCHEMA.name):
+        return None
+    version = connection.execute(select(SCHEMA.c.version)).scalar_one_or_none()
+    if version is None:
+        raise StoreVersionMismatch(
+            "the control database does not say which schema version it has: "
+            f"its table {SCHEMA.name} is empty; restore it from a backup"
+        )
+    return int(version)

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 from lockstep.alert_settings import MOST_TARGETS, Target
 from lockstep.errors import BadInput, NotPresent, SealBroken
 from lockstep.state.database import ControlDatabase, Keys
-from lockstep.state.documents import insert_into, read_by_id, read_document, record_within, write_over
+from lockstep.state.documents import insert_into, read_by_id, read_document, record_within, row_of, write_over
 from lockstep.state.tables import ALERT_TARGETS, ALERT_THREADS, DELIVERIES, TARGET_HEALTH
 from lockstep.state.target_documents import LostTarget, is_sealed_anew, read_target, write_target
 from lockstep.verdict import Frozen
@@ -90,8 +90,7 @@ def list_health(db: ControlDatabase) -> dict[str, Health]:
 
 def meet_targets(db: ControlDatabase, names: list[str], now_ns: int) -> None:
     """Write down since when receivers are known, for those that were not."""
-    health = Health(since_ns=now_ns).model_dump_json()
-    rows = [{"id": name, "since_ns": now_ns, "document": health} for name in sorted(names)]
+    rows = [row_of(Health(since_ns=now_ns), "since_ns", id=name) for name in sorted(names)]
     if rows:
         with db.begin() as connection:
             connection.execute(insert_into(connection, TARGET_HEALTH).on_conflict_do_nothing(), rows)
@@ -112,8 +111,7 @@ def read_health(connection: Connection, name: str, now_ns: int) -> Health:
 
 
 def write_health(connection: Connection, name: str, health: Health) -> None:
-    row = {"id": name, "since_ns": health.since_ns, "document": health.model_dump_json()}
-    write_over(connection, TARGET_HEALTH, [row])
+    write_over(connection, TARGET_HEALTH, [row_of(health, "since_ns", id=name)])
 
 
 def _seal(connection: Connection, keys: Keys, name: str, text: str) -> None:

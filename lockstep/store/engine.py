@@ -66,14 +66,12 @@ def parse_address(url: str, password: str = "") -> Address:
         port = parts.port
     except ValueError as error:
         raise BadInput(f"the store's address is not a URL: {error}") from None
-    if parts.scheme == "chdb":
-        return _embedded(parts)
     if parts.scheme in ("http", "https"):
         return _server(parts, port, password)
-    raise BadInput(f"a store is chdb:///directory or http(s)://user@host:port/database, not {parts.scheme or url!r}")
-
-
-def _embedded(parts: SplitResult) -> Embedded:
+    if parts.scheme != "chdb":
+        raise BadInput(
+            f"a store is chdb:///directory or http(s)://user@host:port/database, not {parts.scheme or url!r}"
+        )
     if parts.netloc or not parts.path.strip("/"):
         raise BadInput("an embedded store is chdb:// and an absolute directory: chdb:///var/lib/lockstep/store")
     return Embedded(Path(unquote(parts.path)))
@@ -82,21 +80,17 @@ def _embedded(parts: SplitResult) -> Embedded:
 def _server(parts: SplitResult, port: int | None, password: str) -> Server:
     if not parts.hostname:
         raise BadInput("the store's address names no host")
-    secure = parts.scheme == "https"
+    secure, database = parts.scheme == "https", parts.path.strip("/") or DEFAULT_DATABASE
+    if not _NAME.fullmatch(database):
+        raise BadInput(f"{database!r} cannot be a database name: letters, digits and _ only")
     return Server(
         host=parts.hostname,
         port=port or (8443 if secure else 8123),
         user=unquote(parts.username or "default"),
         password=unquote(parts.password) if parts.password else password,
-        database=_database(parts.path.strip("/") or DEFAULT_DATABASE),
+        database=database,
         secure=secure,
     )
-
-
-def _database(name: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise BadInput(f"{name!r} cannot be a database name: letters, digits and _ only")
-    return name
 
 
 # Numbers from ClickHouse's list of error codes; each of these can be over in a while without anybody changing
@@ -177,7 +171,6 @@ def forget_orphans(data: Path) -> None:
 
 
 OpenClient = Callable[[], Client]
-
 # Releases differ in these defaults (26.9 turns asynchronous inserts on), so what we rely on is always sent.
 SETTINGS: dict[str, Any] = {
     "async_insert": 0,

@@ -59,7 +59,9 @@ def apply_retention(store: Store, layout: Layout, days: Mapping[str, int]) -> li
     wanted = DEFAULT_RETENTION_DAYS | dict(days)
     changed = [table for table, present in _present_days(store, layout).items() if present != wanted[table]]
     for table in changed:
-        store.command(_alter(table, wanted[table], layout))
+        limit = wanted[table]
+        kept = f"MODIFY TTL {_timestamp(table)} + INTERVAL {limit} DAY DELETE" if limit else "REMOVE TTL"
+        store.command(f"ALTER TABLE {layout.local}.{table} {kept}")
     return changed
 
 
@@ -76,19 +78,8 @@ def _present_days(store: Store, layout: Layout) -> dict[str, int]:
         "WHERE database = {local:String} AND name IN {names:Array(String)}",
         {"local": layout.local, "names": list(DEFAULT_RETENTION_DAYS)},
     )
-    return {row["name"]: _days_in(row["engine_full"]) for row in rows.to_pylist()}
-
-
-def _days_in(engine: str) -> int:
-    match = _TTL_DAYS.search(engine)
-    return int(match[1]) if match else 0
-
-
-def _alter(table: str, days: int, layout: Layout) -> str:
-    name = f"{layout.local}.{table}"
-    if days == 0:
-        return f"ALTER TABLE {name} REMOVE TTL"
-    return f"ALTER TABLE {name} MODIFY TTL {_timestamp(table)} + INTERVAL {days} DAY DELETE"
+    found = {row["name"]: _TTL_DAYS.search(row["engine_full"]) for row in rows.to_pylist()}
+    return {table: int(ttl[1]) if ttl else 0 for table, ttl in found.items()}
 
 
 def _timestamp(table: str) -> str:

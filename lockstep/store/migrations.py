@@ -53,9 +53,16 @@ def _fill(name: str, argument: str, layout: Layout) -> str:
         return layout.local
     if name == "engine":
         return _engine(argument.split(), layout.replicated)
-    if name == "settings":
-        return _settings(layout.replicated)
-    raise ValueError(f"a migration uses the unknown placeholder {name!r}")
+    if name != "settings":
+        raise ValueError(f"a migration uses the unknown placeholder {name!r}")
+    # What exactly-once needs: a window of tokens, and parts that survive a power cut once acknowledged.
+    window = (
+        f"replicated_deduplication_window = {DEDUPLICATION_BLOCKS}, "
+        f"replicated_deduplication_window_seconds = {_TEN_YEARS_S}"
+        if layout.replicated
+        else f"non_replicated_deduplication_window = {DEDUPLICATION_BLOCKS}"
+    )
+    return f"SETTINGS {window}, ttl_only_drop_parts = 1, fsync_after_insert = 1, fsync_part_directory = 1"
 
 
 def _engine(words: list[str], replicated: bool) -> str:
@@ -64,17 +71,6 @@ def _engine(words: list[str], replicated: bool) -> str:
         path = "/clickhouse/tables/{shard}/{database}/{table}"
         return f"Replicated{family}({', '.join([repr(path), repr('{replica}'), *arguments])})"
     return f"{family}({', '.join(arguments)})" if arguments else family
-
-
-def _settings(replicated: bool) -> str:
-    """Return what exactly-once needs: a window of tokens, and parts that survive a power cut once acknowledged."""
-    window = (
-        f"replicated_deduplication_window = {DEDUPLICATION_BLOCKS}, "
-        f"replicated_deduplication_window_seconds = {_TEN_YEARS_S}"
-        if replicated
-        else f"non_replicated_deduplication_window = {DEDUPLICATION_BLOCKS}"
-    )
-    return f"SETTINGS {window}, ttl_only_drop_parts = 1, fsync_after_insert = 1, fsync_part_directory = 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +146,10 @@ def migrate(store: Store, layout: Layout, now_ns: int) -> tuple[Migration, ...]:
     for migration in pending:
         for statement in render(migration.sql, layout):
             store.command(statement)
-        _remember(store, layout, migration, now_ns)
+        store.command(
+            f"INSERT INTO {layout.local}.migrations VALUES "
+            f"({migration.number}, '{migration.name}', '{migration.checksum}', {now_ns}, '{__version__}')"
+        )
     if layout.cluster:
         _lay_over_shards(store, layout)
     return pending
@@ -176,13 +175,6 @@ def _check_past(past: Applied, ours: Migration | None) -> None:
             f"migration {label} in the store was made from another text than this code's: migrations are never "
             "edited, only added; restore the file or start from a backup"
         )
-
-
-def _remember(store: Store, layout: Layout, migration: Migration, now_ns: int) -> None:
-    store.command(
-        f"INSERT INTO {layout.local}.migrations VALUES "
-        f"({migration.number}, '{migration.name}', '{migration.checksum}', {now_ns}, '{__version__}')"
-    )
 
 
 def _lay_over_shards(store: Store, layout: Layout) -> None:

@@ -65,7 +65,15 @@ def prepare_embedded(store: Store, settings: Settings, now_ns: int) -> None:
 def memory_given_back(store: Store, clock: Clock) -> Iterator[None]:
     """Give back once a minute for the length of a block."""
     stop = threading.Event()
-    thread = threading.Thread(target=_give_back_always, args=(store, clock, stop), name="memory")
+
+    def give_back() -> None:
+        while not clock.wait(stop, _EVERY_S):
+            try:
+                give_memory_back(store)
+            except LockstepError as error:
+                _log.warning("memory is not given back", reason=str(error))
+
+    thread = threading.Thread(target=give_back, name="memory")
     thread.start()
     try:
         yield
@@ -78,11 +86,3 @@ def give_memory_back(store: Store) -> None:
     """Return free memory of the embedded engine and of the C library, which Arrow uses, to the system."""
     store.give_memory_back()
     call_libc("malloc_trim", 0)
-
-
-def _give_back_always(store: Store, clock: Clock, stop: threading.Event) -> None:
-    while not clock.wait(stop, _EVERY_S):
-        try:
-            give_memory_back(store)
-        except LockstepError as error:
-            _log.warning("memory is not given back", reason=str(error))

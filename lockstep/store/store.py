@@ -55,7 +55,7 @@ class Store:
 
     def query(self, sql: str, parameters: Parameters | None = None) -> pa.Table:
         """Return the rows of a SELECT; table names without a database are those of this store."""
-        return self._select(sql, parameters, use_database=True)
+        return self._select(sql, parameters)
 
     def query_system(self, sql: str, parameters: Parameters | None = None) -> pa.Table:
         """Return the rows of a SELECT that names its databases itself, also before this store's exists."""
@@ -89,7 +89,7 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _select(self, sql: str, parameters: Parameters | None, use_database: bool) -> pa.Table:
+    def _select(self, sql: str, parameters: Parameters | None, use_database: bool = True) -> pa.Table:
         with self._client() as client:
             content = client.raw_query(sql + _AS_ARROW, dict(parameters or {}), use_database=use_database)
         return pa.ipc.open_file(content).read_all()

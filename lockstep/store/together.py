@@ -90,18 +90,13 @@ def _read_group(store: Store, works: Sequence[Callable[[Store], Made]]) -> "list
         made = []
         for number, (reader, work) in enumerate(zip(readers, works, strict=True)):
             made.append(pool.submit(reader.run, work))
-            _note(asked, number, said.get())
+            if first := said.get():
+                asked[number] = first
         while asked:
             answers = _answer(store, asked)
-            asked = {}
-            for number, answer in answers.items():
-                _note(asked, number, readers[number].resume(answer))
+            resumed = {number: readers[number].resume(answer) for number, answer in answers.items()}
+            asked = {number: question for number, question in resumed.items() if question}
     return made
-
-
-def _note(asked: dict[int, _Question], number: int, question: _Question | None) -> None:
-    if question:
-        asked[number] = question
 
 
 def _answer(store: Store, asked: Mapping[int, _Question]) -> dict[int, _Answer]:

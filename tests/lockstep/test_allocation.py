@@ -9,7 +9,6 @@ from structlog.testing import capture_logs
 
 from lockstep.errors import StoreAway
 from lockstep.store.opening import memory_given_back
-from lockstep.store.store import Store
 from tests.conftest import REPO
 from tests.waiting import HastyClock, eventually
 
@@ -102,8 +101,3 @@ def test_store_that_is_away_is_asked_again_and_harms_nobody() -> None:
     with capture_logs() as logs, memory_given_back(store, HastyClock()):  # type: ignore[arg-type]
         eventually(lambda: store.asked >= 2)
     assert logs[0]["reason"] == "nobody there"
-
-
-def test_store_of_either_kind_answers_after_it_gave_back(store: Store) -> None:
-    store.give_memory_back()
-    assert store.query_system("SELECT 1 AS one").to_pylist() == [{"one": 1}]

@@ -18,7 +18,7 @@ from lockstep.tables import TABLE_BY_NAME, TABLES
 from tests.builders import make, rows
 from tests.lockstep.record_strategies import records_of
 
-QUICK = settings(max_examples=40, deadline=None)  # no deadline: machines that run tests differ
+QUICK = settings(max_examples=15)
 MAX_BYTES, MAX_ROWS = 8 << 20, 1_000
 
 TABLES_SENT = {
@@ -95,7 +95,7 @@ def test_columns_of_other_releases_are_left_out_or_null() -> None:
     assert (row["message"], row["rank"], row["signal"]) == ("rank 3 was killed by SIGKILL", None, None)
 
 
-def test_shape_of_a_table_is_read_once_and_one_that_is_too_large_each_time() -> None:
+def test_shape_of_a_table_is_read_once_and_is_that_of_its_columns_alone() -> None:
     decoded(packed(stream_of(AGENTS)))
     before = batches._known_shape.cache_info()
     decoded(packed(stream_of(AGENTS)))
@@ -103,9 +103,6 @@ def test_shape_of_a_table_is_read_once_and_one_that_is_too_large_each_time() -> 
     assert decoded(packed(stream_of(large)))["agents"].equals(AGENTS)
     after = batches._known_shape.cache_info()
     assert (after.hits - before.hits, after.misses - before.misses, after.currsize) == (1, 0, before.currsize)
-
-
-def test_shapes_are_alike_when_their_columns_are_whatever_else_their_streams_say() -> None:
     remarked = AGENTS.schema.with_metadata({"table": "agents", "remark": "hello"})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, remarked) as stream:
@@ -196,15 +193,12 @@ def test_compressed_buffers_are_refused(codec: str) -> None:
     assert refusal(packed(stream_of(AGENTS, compression=codec))) == PLAIN_ONLY
 
 
-def test_more_rows_than_allowed_are_refused_as_too_large() -> None:
+def test_rows_and_bytes_are_taken_up_to_their_limits_and_refused_as_too_large_beyond() -> None:
     body = encode_batch({"agents": AGENTS, "nic_counters": TABLES_SENT["nic_counters"]})
     assert sum(table.num_rows for table in decode_batch(body, MAX_BYTES, max_rows=4).values()) == 4
     with pytest.raises(BadBatch, match="more than 3 rows") as caught:
         decode_batch(body, MAX_BYTES, max_rows=3)
     assert (caught.value.slug, caught.value.status) == ("too-large", 413)
-
-
-def test_body_may_unpack_to_the_limit_and_not_beyond() -> None:
     assert unpack_body(BODY, len(PLAIN)) == PLAIN
     with pytest.raises(BadBatch, match="unpacks to more than") as caught:
         unpack_body(BODY, len(PLAIN) - 1)

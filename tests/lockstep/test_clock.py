@@ -20,16 +20,13 @@ def test_moment_is_written_in_utc_to_the_second(timestamp_ns: int, text: str) ->
     assert rfc3339(timestamp_ns) == text
 
 
-def test_manual_clock_moves_by_exactly_what_it_is_told() -> None:
+def test_manual_clock_moves_by_exactly_what_it_is_told_and_at_once_where_somebody_waits() -> None:
     clock = ManualClock(now_ns=5)
     clock.advance(0.57)  # 0.57 * 1e9 is a hair below 570,000,000 as a float
     assert (clock.now_ns(), clock.monotonic_ns()) == (570_000_005, 570_000_005)
     with pytest.raises(ValueError, match="time only moves forward, not by -1 s"):
         clock.advance(-1)
     assert clock.now_ns() == 570_000_005
-
-
-def test_waiting_on_the_manual_clock_passes_the_time_at_once_unless_it_has_happened() -> None:
     clock, event = ManualClock(), threading.Event()
     assert clock.wait(event, 3600.0) is False
     assert clock.now_ns() == 3600 * NS_PER_S

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable
-from itertools import combinations, product
+from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +13,8 @@ from lockstep.errors import BadTopology
 from lockstep.fabrics import FabricOptions, dual_plane, fat_tree, leaf_spine, rail_optimised
 from lockstep.topology import Topology, TopologyIndex, check_topology, dump_topology, parse_topology, split_end
 
-QUICK = settings(max_examples=25, deadline=None)  # no deadline: machines that run tests differ
-FEW = st.integers(1, 4)
+QUICK = settings(max_examples=12)
+FEW = st.integers(1, 3)
 EVEN = st.sampled_from([2, 4, 6])
 PLAIN = FabricOptions(gpus_per_host=2)
 
@@ -69,31 +69,47 @@ def test_every_fabric_is_sound_named_in_order_and_connects_nics_of_the_same_numb
         assert heights[split_end(link.a)[0]] + 1 == heights[split_end(link.b)[0]], "the lower tier comes first"
 
 
+def two_tiers(kind: str, blocks: int, each: int, nic_count: int, spines: int) -> tuple[Topology, int]:
+    """Return a fabric of two tiers and how many leaves it has in each of its planes."""
+    hosts = blocks * each
+    if kind == "leaves":
+        return leaf_spine(hosts, nic_count, blocks, spines, PLAIN), blocks
+    if kind == "rails":
+        return rail_optimised(hosts, nic_count, spines, PLAIN, pods=blocks), blocks * nic_count
+    return dual_plane(hosts, blocks, spines, PLAIN, 2 * nic_count), blocks
+
+
+@pytest.mark.parametrize("kind", ["leaves", "rails", "planes"])
 @QUICK
-@given(leaves=FEW, hosts_per_leaf=FEW, nics_per_host=FEW, spines=FEW)
-def test_leaf_spine_has_the_links_of_its_closed_forms(
-    leaves: int, hosts_per_leaf: int, nics_per_host: int, spines: int
+@given(blocks=FEW, each=FEW, nic_count=FEW, spines=FEW)
+def test_two_tiers_have_the_links_of_their_closed_forms_and_planes_never_meet(
+    kind: str, blocks: int, each: int, nic_count: int, spines: int
 ) -> None:
-    hosts = leaves * hosts_per_leaf
-    topology = leaf_spine(hosts, nics_per_host, leaves, spines, PLAIN)
-    assert len(topology.links) == hosts * nics_per_host + leaves * spines
+    topology, leaves = two_tiers(kind, blocks, each, nic_count, spines)
+    planes = 2 if kind == "planes" else 1
+    assert len(topology.links) == blocks * each * nic_count * planes + planes * leaves * spines
     index = TopologyIndex(topology)
+    plane = {(host.id, nic.id): nic.plane for host in topology.hosts for nic in host.nics}
     for src, dst in combinations(nics(topology), 2):
-        expected = 2 if index.leaf_of(*src) == index.leaf_of(*dst) else 2 + 2 * spines
+        across = 2 + 2 * spines if plane[src] == plane[dst] else 0
+        expected = 2 if index.leaf_of(*src) == index.leaf_of(*dst) else across
         assert len(index.links_between(*src, *dst)) == expected
-    if leaves > 1:
-        assert count_shortest_ways(leaf_spine(leaves, 1, leaves, spines, PLAIN), "h0", "h1") == spines
+    if kind == "leaves" and blocks > 1:
+        assert count_shortest_ways(leaf_spine(blocks, 1, blocks, spines, PLAIN), "h0", "h1") == spines
 
 
-def test_leaf_spine_fills_leaves_in_blocks_and_names_parts_as_promised() -> None:
+def test_leaf_spine_fills_leaves_in_blocks_and_a_fat_tree_gives_each_spine_its_own_cores() -> None:
     topology = leaf_spine(hosts=4, nics_per_host=2, leaves=2, spines=3)
     index = TopologyIndex(topology)
     assert [index.leaf_of(host.id, "eth1") for host in topology.hosts] == ["leaf0", "leaf0", "leaf1", "leaf1"]
     ids = {link.id for link in topology.links}
     assert {"h3/eth1--leaf1", "leaf1--spine2"} <= ids
+    ids = {link.id for link in fat_tree(4).links if link.b.startswith("core")}
+    cores = {spine: {f"pod3-spine{spine}--core{core}" for core in (2 * spine, 2 * spine + 1)} for spine in (0, 1)}
+    assert {name for name in ids if name.startswith("pod3-")} == cores[0] | cores[1]
 
 
-@pytest.mark.parametrize("k", [2, 4, 6, 8])
+@pytest.mark.parametrize("k", [2, 4, 6])
 def test_fat_tree_has_the_size_and_the_ways_of_its_closed_forms(k: int) -> None:
     topology = fat_tree(k, PLAIN)
     assert (len(topology.hosts), len(topology.links)) == (k**3 // 4, 3 * k**3 // 4)
@@ -109,27 +125,6 @@ def test_fat_tree_has_the_size_and_the_ways_of_its_closed_forms(k: int) -> None:
     for host, (links, count) in ways.items():
         assert len(index.links_between("h0", "eth0", host, "eth0")) == links
         assert count_shortest_ways(topology, "h0", host) == count
-
-
-def test_fat_tree_gives_each_spine_of_a_pod_its_own_cores() -> None:
-    ids = {link.id for link in fat_tree(4).links if link.b.startswith("core")}
-    cores = {spine: {f"pod3-spine{spine}--core{core}" for core in (2 * spine, 2 * spine + 1)} for spine in (0, 1)}
-    assert {name for name in ids if name.startswith("pod3-")} == cores[0] | cores[1]
-
-
-@QUICK
-@given(pods=FEW, hosts_per_pod=FEW, rails=FEW, spines=FEW)
-def test_rail_fabric_has_the_links_of_its_closed_forms(
-    pods: int, hosts_per_pod: int, rails: int, spines: int
-) -> None:
-    hosts = pods * hosts_per_pod
-    topology = rail_optimised(hosts, rails, spines, PLAIN, pods=pods)
-    assert len(topology.links) == hosts * rails + pods * rails * spines
-    index = TopologyIndex(topology)
-    for (a, nic_a), (b, nic_b) in combinations(nics(topology), 2):
-        same_pod = int(a[1:]) // hosts_per_pod == int(b[1:]) // hosts_per_pod
-        expected = 2 if same_pod and nic_a == nic_b else 2 + 2 * spines
-        assert len(index.links_between(a, nic_a, b, nic_b)) == expected
 
 
 @QUICK
@@ -156,27 +151,16 @@ def test_rail_of_a_nic_is_its_number_and_leaves_carry_their_pod_where_there_are_
     assert TopologyIndex(pods).leaf_of("h2", "eth1") == "pod1-leaf1"
 
 
-@QUICK
-@given(leaves=FEW, hosts_per_leaf=FEW, nics_per_host=EVEN, spines=FEW)
-def test_planes_have_the_links_of_their_closed_forms_and_never_meet(
-    leaves: int, hosts_per_leaf: int, nics_per_host: int, spines: int
-) -> None:
-    hosts = leaves * hosts_per_leaf
-    topology = dual_plane(hosts, leaves, spines, PLAIN, nics_per_host)
-    assert len(topology.links) == hosts * nics_per_host + 2 * leaves * spines
-    index = TopologyIndex(topology)
-    plane = {(host.id, nic.id): nic.plane for host in topology.hosts for nic in host.nics}
-    for src, dst in combinations(nics(topology), 2):
-        same_leaf = index.leaf_of(*src) == index.leaf_of(*dst)
-        expected = (2 if same_leaf else 2 + 2 * spines) if plane[src] == plane[dst] else 0
-        assert len(index.links_between(*src, *dst)) == expected
-
-
-def test_nic_pairs_are_split_over_the_planes_and_shared_by_their_gpus() -> None:
+def test_nic_pairs_are_split_over_planes_and_options_set_gpus_rates_and_routing() -> None:
     host = dual_plane(2, 1, 1, FabricOptions(gpus_per_host=4), nics_per_host=4).hosts[0]
     assert [nic.plane for nic in host.nics] == [0, 1, 0, 1]
     pairs = [("eth0", "eth1"), ("eth2", "eth3")]
     assert [gpu.nics for gpu in host.gpus] == [pairs[0], pairs[0], pairs[1], pairs[1]]
+    options = FabricOptions(gpus_per_host=0, gbps=200, uplink_gbps=800, routing="adaptive")
+    topology = leaf_spine(1, 1, 1, 1, options)
+    assert [link.gbps for link in topology.links] == [200, 800]
+    assert (topology.routing, topology.hosts[0].gpus) == ("adaptive", ())
+    assert {link.gbps for link in fat_tree(2, FabricOptions(gbps=100)).links} == {100}, "uplinks are as fast"
 
 
 @QUICK
@@ -191,68 +175,43 @@ def test_gpus_are_spread_over_nics_as_evenly_as_can_be(gpus: int, nic_count: int
     assert max(loads) - min(loads) <= 1
 
 
-def test_options_set_gpus_rates_and_routing() -> None:
-    options = FabricOptions(gpus_per_host=0, gbps=200, uplink_gbps=800, routing="adaptive")
-    topology = leaf_spine(1, 1, 1, 1, options)
-    assert [link.gbps for link in topology.links] == [200, 800]
-    assert (topology.routing, topology.hosts[0].gpus) == ("adaptive", ())
-    assert {link.gbps for link in fat_tree(2, FabricOptions(gbps=100)).links} == {100}, "uplinks are as fast"
+def few(**counts: int) -> list[str]:
+    return [f"{name} is {count}, but must be at least 1" for name, count in counts.items()]
+
+
+def uneven(what: str, count: int, parts: str, part_count: int) -> list[str]:
+    return [f"{what} is {count}, which does not spread evenly over {parts} ({part_count})"]
+
+
+ODD_OPTIONS = [
+    "gpus_per_host is -1, but must be at least 0",
+    "gbps is 0, but a rate is finite and above 0",
+    "uplink_gbps is inf, but a rate is finite and above 0",
+]
 
 
 @pytest.mark.parametrize(
     ("build", "complaints"),
     [
-        (lambda: leaf_spine(0, 1, 1, 1), ["hosts is 0, but must be at least 1"]),
-        (lambda: leaf_spine(3, 1, 2, 1), ["hosts is 3, which does not spread evenly over leaves (2)"]),
-        (
-            lambda: leaf_spine(3, 0, 2, -1),
-            [
-                "nics_per_host is 0, but must be at least 1",
-                "spines is -1, but must be at least 1",
-                "hosts is 3, which does not spread evenly over leaves (2)",
-            ],
-        ),
-        (lambda: leaf_spine(1, 1, 0, 1), ["leaves is 0, but must be at least 1"]),
-        (lambda: fat_tree(0), ["k is 0, but must be at least 1"]),
+        (lambda: leaf_spine(0, 1, 1, 1), few(hosts=0)),
+        (lambda: leaf_spine(3, 0, 2, -1), few(nics_per_host=0, spines=-1) + uneven("hosts", 3, "leaves", 2)),
+        (lambda: leaf_spine(1, 1, 0, 1), few(leaves=0)),
+        (lambda: fat_tree(0), few(k=0)),
         (lambda: fat_tree(5), ["k is 5, but must be even: half of a switch's ports go up"]),
-        (lambda: rail_optimised(4, 0, 1), ["rails is 0, but must be at least 1"]),
-        (
-            lambda: rail_optimised(4, 1, 1, pods=3),
-            ["hosts is 4, which does not spread evenly over pods (3)"],
-        ),
+        (lambda: rail_optimised(4, 0, 1), few(rails=0)),
+        (lambda: rail_optimised(4, 1, 1, pods=3), uneven("hosts", 4, "pods", 3)),
         (
             lambda: dual_plane(5, 2, 1, nics_per_host=3),
-            [
-                "nics_per_host is 3, which does not spread evenly over planes (2)",
-                "hosts is 5, which does not spread evenly over leaves_per_plane (2)",
-            ],
+            uneven("nics_per_host", 3, "planes", 2) + uneven("hosts", 5, "leaves_per_plane", 2),
         ),
         (
             lambda: dual_plane(1, 0, 0, nics_per_host=0),
-            [
-                "leaves_per_plane is 0, but must be at least 1",
-                "spines_per_plane is 0, but must be at least 1",
-                "nics_per_host is 0, but must be at least 1",
-            ],
+            few(leaves_per_plane=0, spines_per_plane=0, nics_per_host=0),
         ),
-        (
-            lambda: fat_tree(2, FabricOptions(gpus_per_host=-1, gbps=0, uplink_gbps=math.inf)),
-            [
-                "gpus_per_host is -1, but must be at least 0",
-                "gbps is 0, but a rate is finite and above 0",
-                "uplink_gbps is inf, but a rate is finite and above 0",
-            ],
-        ),
+        (lambda: fat_tree(2, FabricOptions(gpus_per_host=-1, gbps=0, uplink_gbps=math.inf)), ODD_OPTIONS),
     ],
 )
 def test_impossible_fabric_is_refused_with_every_reason(build: Callable[[], Topology], complaints: list[str]) -> None:
     with pytest.raises(BadTopology) as refusal:
         build()
     assert refusal.value.complaints == complaints
-
-
-def test_all_pairs_of_128_nics_are_answered() -> None:
-    index = TopologyIndex(leaf_spine(hosts=16, nics_per_host=8, leaves=4, spines=4, options=PLAIN))
-    ends = nics(index.topology)
-    sizes = Counter(len(index.links_between(*src, *dst)) for src, dst in product(ends, ends))
-    assert sizes == {0: 128, 2: 128 * 31, 10: 128 * 96}

@@ -48,18 +48,7 @@ def test_first_key_of_a_file_seals_and_all_open(tmp_path: Path) -> None:
         write_keys(file, KEY).unseal(old, "t")
 
 
-def test_key_file_is_made_once_and_only_for_us(tmp_path: Path) -> None:
-    file = tmp_path / "secrets.key"
-    keys = Keyring(file, is_made=True)
-    with ThreadPoolExecutor(8) as pool:
-        sealed = list(pool.map(lambda _: keys.seal(b"x", "t"), range(8)))
-    assert {keys.unseal(each, "t") for each in sealed} == {b"x"}, "all with the key that is in the file"
-    assert file.stat().st_mode & 0o777 == 0o600
-    assert [path.name for path in tmp_path.iterdir()] == ["secrets.key"], "no draft is left"
-    assert len(file.read_text().split()) == 1
-
-
-def test_key_is_made_neither_by_reading_nor_where_a_file_was_named(tmp_path: Path) -> None:
+def test_key_file_is_made_once_for_us_alone_and_neither_by_reading_nor_where_it_was_named(tmp_path: Path) -> None:
     file = tmp_path / "secrets.key"
     with pytest.raises(SealBroken, match="cannot be read: No such file"):
         Keyring(file, is_made=True).unseal("aaaaaaaa.x", "t")
@@ -68,6 +57,14 @@ def test_key_is_made_neither_by_reading_nor_where_a_file_was_named(tmp_path: Pat
     assert not file.exists()
     with pytest.raises(SealBroken, match=r"cannot be made: No such file or directory"):
         Keyring(tmp_path / "gone" / "secrets.key", is_made=True).seal(b"x", "t")
+    file = tmp_path / "secrets.key"
+    keys = Keyring(file, is_made=True)
+    with ThreadPoolExecutor(8) as pool:
+        sealed = list(pool.map(lambda _: keys.seal(b"x", "t"), range(8)))
+    assert {keys.unseal(each, "t") for each in sealed} == {b"x"}, "all with the key that is in the file"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["secrets.key"], "no draft is left"
+    assert len(file.read_text().split()) == 1
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from lockstep.topology import (
     switch_name,
 )
 
-QUICK = settings(max_examples=60, deadline=None)  # no deadline: machines that run tests differ
+QUICK = settings(max_examples=20)
 
 
 def host(name: str, *nics: str, gpus: tuple[Gpu, ...] = (), tier: Tier | None = None) -> Node:
@@ -125,9 +125,16 @@ FLAWS = [
 ]
 
 
-def test_sound_topology_has_no_complaints() -> None:
+def test_sound_topology_with_ids_of_real_devices_has_no_complaints_and_an_unknown_version_has() -> None:
     assert check_topology(SOUND) == []
     assert checked(SOUND) is SOUND
+    assert check_topology(fabric([H0], [], version=2)) == ["version is 2, but only 1 is known"]
+    nodes = [host("gpu-a3.row7.example", "mlx5_3/1"), switch("SW:0x98039b03009fcfd6")]
+    cable = link("SW:0x98039b03009fcfd6/Ethernet1/17", "gpu-a3.row7.example/mlx5_3/1")
+    index = TopologyIndex(checked(fabric(nodes, [cable])))
+    assert index.host_link("gpu-a3.row7.example", "mlx5_3/1") == cable
+    assert index.leaf_of("gpu-a3.row7.example", "mlx5_3/1") == "SW:0x98039b03009fcfd6"
+    assert check_topology(with_flaws(Flaw("", links=(link("leaf0", "spine0", name="second"),)))) == []
 
 
 @pytest.mark.parametrize("flaw", FLAWS, ids=lambda flaw: flaw.complaint)
@@ -144,26 +151,19 @@ def test_any_flaws_together_are_all_reported_and_nothing_else(flaws: list[Flaw])
     assert sorted(check_topology(with_flaws(*flaws))) == sorted(flaw.complaint for flaw in flaws)
 
 
-def test_unknown_version_is_refused() -> None:
-    assert check_topology(fabric([H0], [], version=2)) == ["version is 2, but only 1 is known"]
-
-
-def test_ids_may_look_like_those_of_real_devices_and_links_may_be_parallel() -> None:
-    nodes = [host("gpu-a3.row7.example", "mlx5_3/1"), switch("SW:0x98039b03009fcfd6")]
-    cable = link("SW:0x98039b03009fcfd6/Ethernet1/17", "gpu-a3.row7.example/mlx5_3/1")
-    index = TopologyIndex(checked(fabric(nodes, [cable])))
-    assert index.host_link("gpu-a3.row7.example", "mlx5_3/1") == cable
-    assert index.leaf_of("gpu-a3.row7.example", "mlx5_3/1") == "SW:0x98039b03009fcfd6"
-    assert check_topology(with_flaws(Flaw("", links=(link("leaf0", "spine0", name="second"),)))) == []
-
-
-def test_text_gives_back_the_same_topology_and_has_only_what_is_known(tmp_path: Path) -> None:
+def test_text_gives_back_the_same_topology_and_what_it_leaves_out_has_its_default(tmp_path: Path) -> None:
     text = dump_topology(SOUND)
     assert parse_topology(text) == SOUND
     gpus, nics = [{"id": "gpu0", "index": 0, "nics": ["eth0"]}], [{"id": "eth0"}]
     assert json.loads(text)["nodes"][0] == {"id": "h0", "kind": "host", "gpus": gpus, "nics": nics}
     (tmp_path / "topology.json").write_text(text, encoding="utf-8")
     assert load_topology(tmp_path / "topology.json") == SOUND
+    text = """{"routing": "adaptive",
+               "nodes": [{"id": "h0", "kind": "host", "nics": [{"id": "eth0"}]}, {"id": "leaf0", "kind": "switch"}],
+               "links": [{"id": "x", "a": "leaf0/7", "b": "h0/eth0", "gbps": 200}]}"""
+    topology = parse_topology(text)
+    assert (topology.version, topology.routing, topology.links[0].up) == (1, "adaptive", True)
+    assert topology.nodes[0].nics == (Nic(id="eth0", plane=None, rail=None),)
 
 
 @QUICK
@@ -177,15 +177,6 @@ def test_every_value_survives_the_text_exactly(gbps: float, up: bool, plane: int
     node = Node(id="h9", kind="host", rack=rack, nics=(Nic(id="eth0", plane=plane, rail=plane),))
     topology = fabric([LEAF, node], [link("h9/eth0", "leaf0/Ethernet1/1", gbps=gbps, up=up)])
     assert parse_topology(dump_topology(topology)) == topology
-
-
-def test_fields_that_may_be_left_out_have_their_defaults() -> None:
-    text = """{"routing": "adaptive",
-               "nodes": [{"id": "h0", "kind": "host", "nics": [{"id": "eth0"}]}, {"id": "leaf0", "kind": "switch"}],
-               "links": [{"id": "x", "a": "leaf0/7", "b": "h0/eth0", "gbps": 200}]}"""
-    topology = parse_topology(text)
-    assert (topology.version, topology.routing, topology.links[0].up) == (1, "adaptive", True)
-    assert topology.nodes[0].nics == (Nic(id="eth0", plane=None, rail=None),)
 
 
 def complaints_about(**changes: Any) -> list[str]:  # Any: wrong types on purpose
@@ -205,7 +196,7 @@ def complaints_about(**changes: Any) -> list[str]:  # Any: wrong types on purpos
     return refusal.value.complaints
 
 
-def test_wrong_types_are_all_named_with_their_node_or_link() -> None:
+def test_wrong_types_missing_and_unknown_fields_and_contradictions_are_all_named() -> None:
     complaints = complaints_about(
         **{
             "nodes.0.gpus.0.index": "zero",
@@ -224,9 +215,6 @@ def test_wrong_types_are_all_named_with_their_node_or_link() -> None:
         "gbps of link h0/eth0--leaf0 is 'fast': Input should be a valid number",
         "up of link h1/eth0--leaf0 is 'no': Input should be a valid boolean",
     ]
-
-
-def test_missing_and_unknown_fields_and_contradictions_are_all_named() -> None:
     assert complaints_about(**{"routing": None, "links.2.colour": "red", "weather": "fine"}) == [
         "routing is missing",
         "colour of link leaf0--spine0 is not a field that we know",
@@ -256,7 +244,9 @@ def test_text_that_is_no_topology_is_refused_with_the_place(text: str, complaint
 
 FIELDS = st.sampled_from(["nodes", "links", "id", "gpus", "nics", "routing", "version", "a", "kind"])
 ANY_JSON = st.recursive(
-    st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(FIELDS, inner)
+    st.none() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(FIELDS, inner, max_size=4),
+    max_leaves=8,
 )
 
 
@@ -299,16 +289,13 @@ def test_cable_and_leaf_of_a_nic_are_found_whichever_end_is_first_and_though_it_
         assert index.links_between(name, nic, "h0", "eth0") == frozenset()
 
 
-def test_host_never_forwards() -> None:
+def test_host_never_forwards_and_hosts_cabled_back_to_back_use_that_cable() -> None:
     middle = host("h1", "eth0", "eth1")
     nodes = [host("h0", "eth0"), middle, host("h2", "eth0"), switch("leaf0"), switch("leaf1")]
     ends = [("h0/eth0", "leaf0"), ("h1/eth0", "leaf0"), ("h1/eth1", "leaf1"), ("h2/eth0", "leaf1")]
     topology = checked(fabric(nodes, [link(a, b) for a, b in ends]))
     assert ids_between(topology, "h0/eth0", "h2/eth0") == set()
     assert ids_between(topology, "h0/eth0", "h1/eth0") == {"h0/eth0--leaf0", "h1/eth0--leaf0"}
-
-
-def test_hosts_cabled_back_to_back_use_that_cable_and_reach_nobody_else() -> None:
     nodes = [host("h0", "eth0"), host("h1", "eth0", "eth1"), host("h2", "eth0"), switch("leaf0")]
     links = [link("h0/eth0", "h1/eth0"), link("h1/eth1", "leaf0"), link("h2/eth0", "leaf0")]
     topology = checked(fabric(nodes, links))

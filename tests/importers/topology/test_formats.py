@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from importers.topology.formats import FORMATS, Input, import_topology, write_topology
@@ -18,6 +18,7 @@ from lockstep.fabrics import dual_plane
 from lockstep.topology import check_topology, dump_topology, load_topology
 from tests.importers.topology.build import DATA, links_of, said
 
+FEW = settings(max_examples=12)  # for each format
 SEEDS = {
     "ibnetdiscover": ("ibnetdiscover.txt",),
     "lingjun": ("lingjun.csv",),
@@ -96,15 +97,16 @@ def read_garbage(format_name: str, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
+@FEW
 @given(
     data=st.one_of(st.binary(max_size=200), st.text(max_size=200).map(lambda text: text.encode("utf-8", "replace")))
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_are_read_or_refused(format_name: str, data: bytes) -> None:
     read_garbage(format_name, data)
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
+@FEW
 @given(chance=st.data())
 def test_damaged_files_are_read_or_refused(format_name: str, chance: st.DataObject) -> None:
     seeds = [(DATA / name).read_bytes() for name in SEEDS[format_name]] or [
@@ -129,6 +131,7 @@ _JSON = st.recursive(
 
 
 @pytest.mark.parametrize("format_name", ["lldp", "topograph", "lockstep", "slurm"])
+@FEW
 @given(value=_JSON)
 def test_json_of_any_shape_is_read_or_refused(format_name: str, value: object) -> None:
     read_garbage(format_name, json.dumps(value).encode())

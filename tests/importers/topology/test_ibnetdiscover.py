@@ -78,7 +78,7 @@ def test_switches_are_told_apart_by_their_place_or_guid(names: tuple[str, str], 
 FACTORY = "MT4123 ConnectX6   Mellanox Technologies"
 
 
-def test_adapters_with_the_name_of_the_factory_are_told_apart_by_guid() -> None:
+def test_adapters_with_the_name_of_the_factory_are_told_apart_by_guid_and_card() -> None:
     imported = read("ibnetdiscover", fabric_with(*((f"n{n} mlx5_0", FACTORY) for n in (1, 2, 3, 4))))
     by_guid = re.sub(r"n(\d)/mlx5_0", r"H-0c42a1030012000\1/H-0c42a1030012000\1", " ".join(LINKS))
     assert links_of(imported.topology) == set(by_guid.split())
@@ -87,9 +87,6 @@ def test_adapters_with_the_name_of_the_factory_are_told_apart_by_guid() -> None:
     assert [host.id for host in one.topology.hosts] == ["n1", "n2", "n3", "H-0c42a10300120004"]
     twice = read("ibnetdiscover", fabric_with(("n2 mlx5_0", "n1 mlx5_0")))
     assert len(twice.topology.hosts) == 4, "two machines that call themselves alike are two"
-
-
-def test_functions_of_one_nameless_card_are_on_one_host() -> None:
     text = fabric_with(*((f"n{n} mlx5_0", FACTORY) for n in (1, 2)))
     images = sorted(set(re.findall(r"sysimgguid=(0x0?c42a1030012000[12])", text)))
     (host, *_) = read("ibnetdiscover", text.replace(images[1], images[0])).topology.hosts

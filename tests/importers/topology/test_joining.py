@@ -99,13 +99,6 @@ def test_as_many_nics_as_cables_are_taken_in_order_and_other_numbers_are_not_gue
         join_surveys([tree_of_two_leaves(), host_with(nics=3)], JoinOptions())
 
 
-def test_switch_that_reaches_no_host_has_no_tier_and_that_is_said() -> None:
-    lonely = Survey("x", [SeenNode("s1", "x", "switch"), SeenNode("s2", "x", "switch")])
-    imported = join_surveys([lonely], JoinOptions())
-    assert tiers_of(imported.topology) == {"s1": None, "s2": None}
-    assert said(imported, "no host can be reached from s1, s2: the tier is unknown")
-
-
 def test_tree_adds_what_is_above_the_cables_and_may_not_contradict_them() -> None:
     assert links_of(join(slurm(), ib()).topology) == links_of(join(ib()).topology)
     hosts_only = [one for one in stored_folder("lldp") if one.node.startswith("n")]
@@ -120,22 +113,23 @@ def test_tree_adds_what_is_above_the_cables_and_may_not_contradict_them() -> Non
     assert complaint.startswith("n1 and rack1 are joined as topology.conf says, but no cable goes")
 
 
-def test_new_nic_gets_a_name_that_is_free() -> None:
+def test_new_nic_gets_a_name_that_is_free_and_a_switch_without_hosts_no_tier() -> None:
     cables = [SeenCable(End("h", "nic0"), End("l1", "p1"), "a"), SeenCable(End("l2", "p2"), End("h"), "a")]
     nodes = [SeenNode("h", "a", "host"), SeenNode("l1", "a", "switch"), SeenNode("l2", "a", "switch")]
     topology = join_surveys([Survey("a", nodes, cables)], JoinOptions()).topology
     assert links_of(topology) == {"h/nic0--l1/p1", "h/nic1--l2/p2"}
+    lonely = Survey("x", [SeenNode("s1", "x", "switch"), SeenNode("s2", "x", "switch")])
+    imported = join_surveys([lonely], JoinOptions())
+    assert tiers_of(imported.topology) == {"s1": None, "s2": None}
+    assert said(imported, "no host can be reached from s1, s2: the tier is unknown")
 
 
-def test_two_descriptions_of_one_host_must_agree() -> None:
+def test_two_descriptions_of_a_host_must_agree_and_gpus_make_it_one_though_it_forwards() -> None:
     other = Source("again.xml", "n1", HOSTS[1][0].data.replace(b'dev="1"', b'dev="7"'))
     (complaint,) = complaints(("nccl-xml", [*HOSTS[1], other]))
     assert complaint.startswith("sources disagree on the GPUs of n1: ")
     assert "as n1.xml says" in complaint
     assert "as again.xml says" in complaint
-
-
-def test_host_that_forwards_is_still_a_host_where_its_gpus_are_known() -> None:
     bridging = [
         Source(one.name, one.node, one.data.replace(b'"Station"', b'"Router"')) for one in stored_folder("lldp")
     ]
@@ -204,15 +198,12 @@ def test_tier_is_the_distance_to_the_nearest_host(
     assert infer_tiers(leaves, neighbours) == tiers
 
 
-def test_planes_need_a_host_on_both_and_never_meet() -> None:
+def test_planes_need_a_host_on_both_and_rails_two_hosts_on_a_leaf() -> None:
     apart, joined = {"a": set[str](), "b": set[str]()}, {"a": {"s"}, "b": {"s"}, "s": {"a", "b"}}
     both = {("h", "e0"): "a", ("h", "e1"): "b"}
     assert infer_planes(both, apart) == {("h", "e0"): 0, ("h", "e1"): 1}
     assert infer_planes({("h", "e0"): "a", ("g", "e0"): "b"}, apart) == {}
     assert infer_planes(both, joined) == {}
-
-
-def test_rails_are_numbered_in_the_order_of_the_names_and_one_host_proves_none() -> None:
     plugs = {(host, f"e{nic}"): f"leaf{nic}" for host in ("g", "h") for nic in range(11)}
     assert {nic: rail for (_, nic), rail in infer_rails(plugs).items()} == {f"e{nic}": nic for nic in range(11)}
     assert infer_rails({("h", "e0"): "a", ("h", "e1"): "b"}) == {}

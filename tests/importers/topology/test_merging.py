@@ -99,18 +99,12 @@ def test_claims_that_contradict_each_other_are_reported(claims: list[SeenCable],
     assert match(*claims).complaints == [complaint]
 
 
-def test_several_ends_without_their_peers_port_are_put_together_in_order_and_that_is_said() -> None:
+def test_ends_are_paired_in_order_a_cabled_host_gets_no_more_and_one_word_takes_a_cable_down() -> None:
     matched = match(cable("a/1", "b"), cable("a/2", "b"), cable("b/7", "a"), cable("b/8", "a"))
     assert [(str(one.a), str(one.b)) for one in matched.cables] == [("a/1", "b/7"), ("a/2", "b/8")]
     assert matched.assumed == ["which of 2 ports of a and b belong together is unknown: in order"]
-
-
-def test_host_that_is_cabled_gets_no_other_cable_from_who_sees_no_ports() -> None:
     claims = (cable("h/1", "b/1"), cable("h", "rack", "tree"))
     assert len(match(*claims).cables) == 2
     assert len(match(*claims, hosts=frozenset({"h"})).complaints) == 1
-
-
-def test_cable_is_down_where_anybody_says_so() -> None:
     (one,) = match(cable("a/1", "b/1"), cable("b/1", "a/1", up=False)).cables
     assert not one.up

@@ -71,14 +71,11 @@ def test_what_is_unlike_the_rest_is_named_with_what_is_usual(topology: Topology,
     assert list(find_uneven(topology)) == sentences
 
 
-def test_fabric_in_which_most_pairs_have_no_link_misses_none() -> None:
+def test_host_unlike_the_others_is_named_and_a_fabric_of_few_links_misses_none() -> None:
     topology = leaf_spine(6, 1, 6, 6)
     ring = {f"leaf{n}--spine{(n + step) % 6}" for n in range(6) for step in (0, 1)}
     apart = {link.id for link in topology.links if link.a.startswith("leaf")} - ring
     assert list(find_uneven(without(topology, *apart))) == []
-
-
-def test_host_unlike_the_others_is_named() -> None:
     topology = without(leaf_spine(4, 2, 2, 1), "h1/eth1--leaf0")
     poorer = topology.nodes[3].model_copy(update={"gpus": topology.nodes[3].gpus[:7]})
     topology = topology.model_copy(update={"nodes": (*topology.nodes[:3], poorer, *topology.nodes[4:])})
@@ -112,11 +109,17 @@ def test_same_topology_in_another_order_or_written_the_other_way_round_has_no_ch
     assert find_changes(FABRIC, turned).is_empty
 
 
-def test_switch_and_its_links_are_added_and_removed() -> None:
+def test_nodes_and_links_are_added_and_removed_by_name_and_parallel_ones_told_apart() -> None:
     larger = leaf_spine(hosts=2, nics_per_host=2, leaves=2, spines=3)
     words = ("switch spine2", "link leaf0--spine2", "link leaf1--spine2")
     assert find_changes(FABRIC, larger) == Changes(added=words)
     assert find_changes(larger, FABRIC) == Changes(removed=words)
+    found = find_changes(FABRIC, dual_plane(2, 1, 1))
+    assert "switch leaf0" in found.removed
+    assert "switch plane0-leaf0" in found.added
+    assert "host h0: NIC eth0, eth1 is another now" in found.changed
+    twin = FABRIC.links[-1].model_copy(update={"id": "twin"})
+    assert find_changes(FABRIC, FABRIC.model_copy(update={"links": (*FABRIC.links, twin)})).added == ("link twin",)
 
 
 def test_what_changed_says_from_what_to_what() -> None:
@@ -128,15 +131,3 @@ def test_what_changed_says_from_what_to_what() -> None:
     assert changes(host_altered(gpus=host.gpus[:7])) == ("host h0: lost GPU gpu7",)
     assert changes(host_altered(nics=(moved, host.nics[1]))) == ("host h0: NIC eth0 is another now",)
     assert changes(FABRIC.model_copy(update={"routing": "adaptive"})) == ("routing: ecmp became adaptive",)
-
-
-def test_another_fabric_shares_what_has_the_same_name() -> None:
-    found = find_changes(FABRIC, dual_plane(2, 1, 1))
-    assert "switch leaf0" in found.removed
-    assert "switch plane0-leaf0" in found.added
-    assert "host h0: NIC eth0, eth1 is another now" in found.changed
-
-
-def test_parallel_links_are_told_apart() -> None:
-    twin = FABRIC.links[-1].model_copy(update={"id": "twin"})
-    assert find_changes(FABRIC, FABRIC.model_copy(update={"links": (*FABRIC.links, twin)})).added == ("link twin",)

@@ -123,15 +123,12 @@ def statuses_of(**enqueued: int) -> Told:
     return {number.strip("_"): {"last_enqueued_collective": count} | others for number, count in enqueued.items()}
 
 
-def test_counts_belong_to_the_group_that_entries_or_the_order_of_groups_tell() -> None:
+def test_counts_belong_to_the_group_that_entries_or_their_order_tell_and_else_are_left_out() -> None:
     told = entry(pg_id=5, process_group=("72", "group 72"))
     reading = read(dump(told, pg_config=groups_of("0", "72", "108"), pg_status=statuses_of(_0=1, _5=2, _16=3)))
     names = {row["comm"]: row["name"] for row in reading.tables()["comms"].to_pylist()}
     counts = {names[row["comm"]]: row["enqueued"] for row in reading.tables()["progress"].to_pylist()}
     assert counts == {"group 0": 1, "group 72": 2, "group 108": 3}
-
-
-def test_counts_whose_group_nothing_tells_are_left_out_and_counted() -> None:
     told = entry(pg_id=5, process_group=("72", "group 72"))
     reading = read(dump(told, pg_config=groups_of("0", "72", "108"), pg_status=statuses_of(_5=2, _16=3)))
     assert reading.tables()["progress"]["enqueued"].to_pylist() == [2]

@@ -44,14 +44,11 @@ def operation(told: Told) -> Told:
     return row
 
 
-def test_operation_has_its_communicator_number_and_size() -> None:
+def test_plain_line_has_communicator_number_and_size_and_leaves_start_and_end_unknown() -> None:
     row = operation(line())
     assert (row["host"], row["job"], row["comm"], row["rank"]) == ("a1", "j", 0x7F8C496AE9F661, 2)
     assert (row["func"], row["peer"], row["seq"], row["seq_valid"]) == ("AllReduce", -1, 14, True)
     assert (row["bytes"], row["algo"], row["dtype"]) == (65536, "", "")
-
-
-def test_plain_line_leaves_start_and_end_unknown_and_counts_the_execution_time() -> None:
     reading = read(line())
     row = reading.tables()["collectives"].to_pylist()[0]
     assert (row["start_ns"], row["end_ns"], row["clock"], row["channels"]) == (None, None, "none", None)

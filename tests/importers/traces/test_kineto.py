@@ -66,16 +66,13 @@ def operation(*events: Told, rank: int = 5, **more: object) -> Told:
     return found
 
 
-def test_kernel_is_an_operation_timed_by_the_gpu() -> None:
+def test_kernel_is_an_operation_timed_by_the_gpu_in_a_group_that_the_flight_recorder_finds_alike() -> None:
     row = operation(kernel(), launch())
     assert (row["host"], row["job"], row["func"], row["peer"]) == ("rank-5", "j", "AllReduce", -1)
     assert (row["enqueue_ns"], row["start_ns"]) == (BASE_NS + 90_000, BASE_NS + 100_500)
     assert (row["end_ns"], row["clock"]) == (BASE_NS + 120_750, "gpu")
     assert (row["bytes"], row["dtype"], row["rank"]) == (4096, "ncclFloat32", 1)
     assert (row["seq"], row["seq_valid"], row["captured"], row["algo"]) == (11, True, False, "")
-
-
-def test_group_is_a_communicator_with_the_number_that_the_flight_recorder_finds() -> None:
     reading = read(trace(kernel(), launch()))
     (row,) = reading.tables()["comms"].to_pylist()
     assert row["comm"] == ProcessGroup(name="3", ranks=(4, 5)).comm == reading.rows["collectives"][0]["comm"]

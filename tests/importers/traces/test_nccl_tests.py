@@ -119,12 +119,19 @@ def test_every_device_is_a_rank_of_a_communicator() -> None:
     assert len({row["comm"] for row in three.rows["comms"]}) == 3, "each test has its own"
 
 
-def test_wrong_results_are_errors() -> None:
+def test_wrong_results_are_errors_and_a_test_that_fails_one_of_the_host_that_noticed() -> None:
     wrong = ROWS.replace("47.51       0 ", "47.51       3 ")
     ill = [event for event in events(HEAD + wrong + TAIL.replace("0 OK", "3 FAILED")) if event["severity"] == "error"]
     assert [event["kind"] for event in ill] == ["wrong_results", "wrong_results"]
     assert "out_of_place_wrong=3" in ill[0]["message"]
     assert ill[1]["message"] == "all_reduce_perf: 3 values out of bounds"
+    trouble = (
+        "a2: Test NCCL failure alltoall.cu:274 'remote process exited or there was a network error / '\n"
+        " .. a2 pid 340134: Test failure common.cu:484\n .. a2 pid 340134: Test failure common.cu:693\n"
+    )
+    (event,) = events(HEAD + trouble)
+    assert (event["host"], event["kind"], event["component"]) == ("a2", "nccl_test_failed", "host:a2")
+    assert (event["severity"], "remote process exited" in event["message"]) == ("error", True)
 
 
 def test_old_log_tells_no_test_and_a_deviation_that_is_no_count() -> None:
@@ -133,16 +140,6 @@ def test_old_log_tells_no_test_and_a_deviation_that_is_no_count() -> None:
     assert event["message"].startswith("nccl-tests size=4 count=1 type=float out_of_place_us=34.73 ")
     assert "out_of_place_deviation=2e-07" in event["message"]
     assert read(OLD).rows["comms"][0]["gpu_pci"] is None
-
-
-def test_test_that_fails_is_an_error_of_the_host_that_noticed() -> None:
-    trouble = (
-        "a2: Test NCCL failure alltoall.cu:274 'remote process exited or there was a network error / '\n"
-        " .. a2 pid 340134: Test failure common.cu:484\n .. a2 pid 340134: Test failure common.cu:693\n"
-    )
-    (event,) = events(HEAD + trouble)
-    assert (event["host"], event["kind"], event["component"]) == ("a2", "nccl_test_failed", "host:a2")
-    assert (event["severity"], "remote process exited" in event["message"]) == ("error", True)
 
 
 def test_test_that_just_ends_is_a_warning_and_what_stands_around_the_lines_is_passed_over() -> None:

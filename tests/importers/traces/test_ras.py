@@ -131,16 +131,13 @@ def test_gpu_without_a_number_leaves_the_host() -> None:
     assert reading.rows["comms"][1]["gpu"] is None
 
 
-def test_text_tells_of_dead_processes() -> None:
+def test_text_tells_of_dead_processes_and_of_outliers_and_counts_those_it_cannot_name() -> None:
     (event,) = events(TEXT + DEAD)
     assert (event["kind"], event["host"], event["component"]) == ("dead", "10.0.0.2", "gpu:10.0.0.2/5")
     assert event["message"] == (
         "DEAD: 1 job process is considered dead (unreachable via the RAS network): "
         "Process 77 on node 10.0.0.2 managing GPU 5"
     )
-
-
-def test_text_tells_of_outliers_and_counts_those_it_cannot_name() -> None:
     reading = read(TEXT + MISMATCH)
     first, second = reading.rows["events"]
     assert (first["kind"], first["component"]) == ("outlier", "gpu:10.0.0.1/6")

@@ -54,16 +54,13 @@ def log(*lines: bytes, ts_ns: int = T0) -> list[Log]:
     return [Log("a.log", lines, ts_ns)]
 
 
-def test_iterations_without_a_time_end_when_the_log_does_and_a_line_covers_those_since_the_one_before() -> None:
+def test_iterations_end_when_told_or_with_the_log_and_those_that_fall_back_are_another_attempt() -> None:
     lines = (b"building model\n", iteration(10, 400), iteration(20, 400), iteration(30, 600))
     assert steps(parse_megatron(log(*lines, ts_ns=T0 + 20 * SECOND), "j")) == [
         (0, 10, 10_000, 400),
         (0, 20, 14_000, 400),
         (0, 30, 20_000, 600),
     ]
-
-
-def test_iterations_that_fall_back_are_another_attempt_and_times_are_taken_where_told() -> None:
     at = ("2023-11-14 22:13:21", "2023-11-14 22:13:22", "2023-11-14 22:13:40")
     told = [iteration(number, 900, when) for number, when in zip((7, 8, 8), at, strict=True)]
     found = steps(parse_megatron(log(*told), "j"))

@@ -1,11 +1,7 @@
 """A capture goes into a store once however often it is loaded, and comes out of it with the same rows."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,13 +11,10 @@ from lockstep.capture.exchange import export_capture, load_capture
 from lockstep.capture.files import Capture, CaptureInfo, CaptureWriter, read_capture, write_capture
 from lockstep.errors import BadCapture, NotPresent
 from lockstep.records import Agent, Collective, Comm, Event, HostRecord
-from lockstep.store.migrations import Layout, migrate
-from lockstep.store.store import Store, open_store
+from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME, TABLES
 from tests.builders import SECOND, T0, make, rows
 from tests.lockstep.capture.build import INFO, TOPOLOGY, sample, whole_capture, write_directory
-
-LOCKSTEP = Path(sys.executable).with_name("lockstep")
 
 
 def as_set(table: pa.Table) -> list[str]:
@@ -58,10 +51,10 @@ def test_loading_twice_is_loading_once(store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", ["comms", "op_stats", "collectives", "steps"])
-def test_a_job_that_came_as_a_capture_is_in_the_list_whatever_tells_of_it(store: Store, name: str) -> None:
+def test_a_job_that_came_as_a_capture_is_in_the_list_whatever_tells_of_it(embedded_store: Store, name: str) -> None:
     capture = Capture(INFO, tables={name: sample(TABLE_BY_NAME[name])})
-    load_capture(store, capture)
-    (known,) = store.query("SELECT job, min(first_ns) AS at FROM attempts GROUP BY job").to_pylist()
+    load_capture(embedded_store, capture)
+    (known,) = embedded_store.query("SELECT job, min(first_ns) AS at FROM attempts GROUP BY job").to_pylist()
     assert known["job"] == INFO.job
     assert known["at"] in capture.tables[name][TABLE_BY_NAME[name].time].to_pylist()
 
@@ -136,47 +129,18 @@ def test_job_without_a_communicator_can_be_exported(name: str, embedded_store: S
     assert as_set(exported(embedded_store, tmp_path / "case").tables[name]) == as_set(table)
 
 
-def test_unknown_job_is_not_present_and_leaves_no_file(store: Store, tmp_path: Path) -> None:
-    load(store, make(Comm))
+def test_unknown_job_is_not_present_and_leaves_no_file(embedded_store: Store, tmp_path: Path) -> None:
+    load(embedded_store, make(Comm))
     for job in ("j2", "", "j1' OR '1'='1"):
         with pytest.raises(NotPresent, match="the store knows no job"):
-            exported(store, tmp_path / "case", INFO.model_copy(update={"job": job}))
+            exported(embedded_store, tmp_path / "case", INFO.model_copy(update={"job": job}))
     assert [entry.name for entry in tmp_path.iterdir() if "case" in entry.name] == []
 
 
-def invalid_capture(directory: Path) -> Path:
-    """Write a capture of two tables whose later one has a negative time in its last row."""
+def test_invalid_capture_leaves_the_store_untouched(embedded_store: Store, tmp_path: Path) -> None:
     odd = sample(TABLE_BY_NAME["transfers"]).to_pylist()
     odd[-1]["last_ns"] = -1
     tables = {"collectives": sample(TABLE_BY_NAME["collectives"]), "transfers": pa.Table.from_pylist(odd)}
-    return write_directory(directory, tables)
-
-
-def test_invalid_capture_leaves_the_store_untouched(store: Store, tmp_path: Path) -> None:
     with pytest.raises(BadCapture, match=r"transfers\.parquet, column last_ns, row 4: negative time"):
-        load_capture(store, read_capture(invalid_capture(tmp_path / "case")))
-    assert set(counts(store).values()) == {0}
-
-
-def test_command_loads_a_capture_or_refuses_it_in_one_sentence(tmp_path: Path) -> None:
-    address = f"chdb://{tmp_path}/state/store"
-    with open_store(address) as store:
-        migrate(store, Layout(store.database), now_ns=1)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCKSTEP_")}
-    environment["LOCKSTEP_STATE_DIR"] = str(tmp_path / "state")
-
-    def run_load(capture: Path) -> "subprocess.CompletedProcess[str]":
-        command: list[Any] = [LOCKSTEP, "store", "load", capture]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-    refused = run_load(invalid_capture(tmp_path / "case"))
-    assert (refused.returncode, refused.stdout) == (1, "")
-    assert refused.stderr == "lockstep: transfers.parquet, column last_ns, row 4: negative time (-1)\n"
-    with open_store(address) as store:
-        assert set(counts(store).values()) == {0}
-    write_capture(tmp_path / "case.tar.zst", whole_capture())
-    done = run_load(tmp_path / "case.tar.zst")
-    assert (done.returncode, done.stdout) == (0, "")
-    assert f"loaded {5 * len(TABLES)} rows" in done.stderr
-    with open_store(address) as store:
-        assert counts(store)["steps"] == 5
+        load_capture(embedded_store, read_capture(write_directory(tmp_path / "case", tables)))
+    assert set(counts(embedded_store).values()) == {0}

@@ -92,7 +92,7 @@ def test_capture_that_is_not_finished_leaves_nothing_behind(name: str, tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_table_that_cannot_be_completed_leaves_nothing_behind(
+def test_table_or_archive_that_cannot_be_completed_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     close, mishaps = pq.ParquetWriter.close, [Mishap("no space left")]
@@ -109,10 +109,6 @@ def test_table_that_cannot_be_completed_leaves_nothing_behind(
         pass
     assert list(tmp_path.iterdir()) == []
 
-
-def test_archive_that_cannot_be_completed_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def fail(_: Path) -> None:
         raise Mishap("the disk is gone")
 

@@ -52,7 +52,7 @@ def propose(api: Api, name: str) -> tuple[str, str]:
 
 
 def test_incidents_are_read_to_the_last_page_and_chosen(api: Api, client: Client) -> None:
-    made = [incident(f"many{number:03}", job="many", opened_ns=number) for number in range(1, 251)]
+    made = [incident(f"many{number:03}", job="many", opened_ns=number) for number in range(1, 121)]
     chosen = [incident("i1", job=JOB), incident("i2", job=JOB, state="closed")]
     save_incidents(api.parts.control, [*made, *chosen], None)
 
@@ -96,11 +96,11 @@ def test_outcome_is_confirmed_and_scored(api: Api, client: Client) -> None:
 
 def test_jobs_and_their_steps_are_read(api: Api, client: Client) -> None:
     load_job(api.parts.store, "steps/a")
-    put(api.parts.store, (step("steps/a", number, 0, T0 + number * SECOND, 0.5) for number in range(120)))
+    put(api.parts.store, (step("steps/a", number, 0, T0 + number * SECOND, 0.5) for number in range(105)))
     (found,) = [job for job in client.jobs() if job.job == "steps/a"]
 
     assert (found.ranks, found.condition) == (4, "ended")
-    assert [one.step for one in client.steps("steps/a")] == list(range(119, -1, -1))
+    assert [one.step for one in client.steps("steps/a")] == list(range(104, -1, -1))
 
 
 def test_matrix_is_that_of_the_last_closed_window(api: Api, client: Client) -> None:

@@ -16,14 +16,17 @@ def ask(url: str, token: str = "") -> Json:
         return server.get("/api/v1/incidents", {"job": "a b", "state": None})
 
 
-def test_answer_is_handed_over_and_what_is_not_asked_for_is_not_sent() -> None:
+def test_answer_is_handed_over_and_success_of_somebody_else_is_none() -> None:
     with answering(200, b"{}") as url, Server(url) as server:
         with server.answered("GET", "/api/v1/incidents", {"job": "a b", "state": None}) as answer:
             assert answer.request.url.query == b"job=a+b"
         assert server.get("/") == {}
+    for body in (b"<html>", b"3", b"", b"null", b'"text"'):
+        with answering(200, body) as url, pytest.raises(ServerRefused, match=f"what answers at {url} is no Lockstep"):
+            ask(url)
 
 
-def test_refusal_is_told_with_the_server_s_own_sentence() -> None:
+def test_refusal_is_told_with_the_server_s_own_sentence_or_by_its_status() -> None:
     body = b'{"type": "urn:lockstep:problem:not-found", "detail": "the store knows no job"}'
     with (
         answering(404, body) as url,
@@ -33,19 +36,10 @@ def test_refusal_is_told_with_the_server_s_own_sentence() -> None:
     refusal = caught.value
     assert (refusal.status, refusal.kind) == (404, "urn:lockstep:problem:not-found")
     assert refusal.detail == "the store knows no job"
-
-
-def test_refusal_without_a_sentence_is_told_by_its_status() -> None:
     for body in (b"<html>", b"[]", b"{}", b"", b"null"):
         with answering(502, body) as url, pytest.raises(ServerRefused, match=f"^{url}: answered 502$") as caught:
             ask(url)
         assert (caught.value.kind, caught.value.detail) == ("about:blank", "answered 502")
-
-
-def test_success_of_somebody_else_is_no_answer() -> None:
-    for body in (b"<html>", b"3", b"", b"null", b'"text"'):
-        with answering(200, body) as url, pytest.raises(ServerRefused, match=f"what answers at {url} is no Lockstep"):
-            ask(url)
 
 
 def test_server_that_is_not_there_is_named() -> None:

@@ -1,13 +1,20 @@
-"""Processes beside the test's own: `python -m tests.lockstep.state.child ROLE URL [ARGUMENT]`.
+"""Processes beside the test's own. A role says how far it is and goes on when it is told to, so no test has to guess.
 
-A role says on standard output how far it is and goes on when it is given a line, so that no test has to guess.
+They come from a server that has imported what they need once, and share nothing with the test but a pipe.
 """
 
-import subprocess
-import sys
+import multiprocessing
+import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
+from lockstep.sealing import Keyring
+from lockstep.state import targets
 from lockstep.state.database import open_control
 from lockstep.state.documents import list_audit, record, write_over
 from lockstep.state.incidents import save_incidents
@@ -18,76 +25,88 @@ from tests.lockstep.state.build import incident
 TTL_NS = 1_000
 PATIENT_MS = 60_000  # one who opens an empty database makes all tables, which takes a busy machine a while
 
+Pipe = Connection  # to the test
+Role = Callable[[Pipe, str, str], None]
+
+
+class Child:
+    """A running process in one of the roles below."""
+
+    def __init__(self, role: Role, url: str, argument: str) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=role, args=(theirs, url, argument), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def go(self) -> None:
+        """Let it go on where it waits."""
+        self._pipe.send("go")
+
+    def heard(self) -> str:
+        """Return the next thing that it says."""
+        return str(self._pipe.recv())
+
+    def kill(self) -> None:
+        self._process.kill()
+        self.wait()
+
+    def wait(self) -> int | None:
+        """Return how it ended."""
+        self._process.join()
+        return self._process.exitcode
+
 
 @contextmanager
-def child(role: str, url: str, argument: str = "") -> Iterator[subprocess.Popen[str]]:
+def child(role: Role, url: str, argument: str = "") -> Iterator[Child]:
     """Give a running child; it is killed at the end of the block if it still runs then."""
-    command = [sys.executable, "-m", "tests.lockstep.state.child", role, url, argument]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    started = Child(role, url, argument)
+    try:
+        yield started
+    finally:
+        started.kill()
 
 
-def go(process: subprocess.Popen[str]) -> None:
-    """Let a child that waits go on."""
-    assert process.stdin is not None
-    process.stdin.write("go\n")
-    process.stdin.flush()
-
-
-def heard(process: subprocess.Popen[str]) -> str:
-    """Return the next line that the child says."""
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
-def stop_half_way(url: str, _: str) -> None:
+def stop_half_way(pipe: Pipe, url: str, _: str) -> None:
     with open_control(url, lock_wait_ms=PATIENT_MS) as db, db.begin() as connection:
         row = {"id": "half", "job": "train", "state": "open", "opened_ns": 1, "document": "never complete"}
         write_over(connection, INCIDENTS, [row])
-        _say("in mid-transaction")
-        _wait()
+        pipe.send("in mid-transaction")
+        pipe.recv()
 
 
-def save_pairs(url: str, _: str) -> None:
+def save_pairs(pipe: Pipe, url: str, _: str) -> None:
     with open_control(url, lock_wait_ms=PATIENT_MS) as db:
         for number in range(1_000_000):
             pair = [incident(f"{side}{number}", opened_ns=number) for side in ("left", "right")]
             save_incidents(db, pair, None)
-            _say(str(number))
+            pipe.send(number)
 
 
-def race_for_leases(url: str, holder: str) -> None:
+def race_for_leases(pipe: Pipe, url: str, holder: str) -> None:
     with open_control(url, lock_wait_ms=PATIENT_MS) as db:
-        _say("ready")
-        _wait()
-        won = [name for name in map(str, range(20)) if take_lease(db, name, holder, TTL_NS, now_ns=0)]
-        _say(" ".join(won))
+        pipe.send("ready")
+        pipe.recv()
+        pipe.send(" ".join(name for name in map(str, range(20)) if take_lease(db, name, holder, TTL_NS, now_ns=0)))
 
 
-def open_and_sign(url: str, name: str) -> None:
-    _say("ready")
-    _wait()
+def open_and_sign(pipe: Pipe, url: str, name: str) -> None:
+    pipe.send("ready")
+    pipe.recv()
     with open_control(url, lock_wait_ms=PATIENT_MS) as db:
         record(db, who=name, what="open", subject="db", why="", now_ns=0)
-        _say(str(len(list_audit(db, 100))))
+        pipe.send(len(list_audit(db, 100)))
 
 
-ROLES: dict[str, Callable[[str, str], None]] = {
-    role.__name__: role for role in (stop_half_way, save_pairs, race_for_leases, open_and_sign)
-}
+def die_in_mid_sealing(_: Pipe, url: str, keys: str) -> None:
+    seal, sealed = targets._seal, count(1)
 
+    def seal_and_die(*arguments: Any) -> None:  # Any: passed on
+        seal(*arguments)
+        if next(sealed) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
-def _wait() -> None:
-    sys.stdin.readline()
-
-
-if __name__ == "__main__":
-    ROLES[sys.argv[1]](sys.argv[2], sys.argv[3])
+    targets._seal = seal_and_die  # type: ignore[assignment]  # passes all arguments on
+    with open_control(url, keys=Keyring(Path(keys), is_made=True)) as db:
+        targets.seal_targets(db)

@@ -1,5 +1,6 @@
-"""An open control database of each kind; that on PostgreSQL is made once, and emptied before each test."""
+"""An open control database of each kind; both are made once, and each test gets an empty one."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +12,17 @@ from lockstep.state.database import ControlDatabase, open_control
 from lockstep.state.tables import METADATA, SCHEMA
 
 
+@pytest.fixture(scope="session")
+def empty_sqlite_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("template") / "control.db"
+    open_control(f"sqlite:///{file}").close()
+    return file
+
+
 @pytest.fixture(params=["sqlite", "postgres"])
 def db_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
+        shutil.copy(request.getfixturevalue("empty_sqlite_file"), tmp_path)
         return f"sqlite:///{tmp_path / 'control.db'}"
     return str(request.getfixturevalue("kept_database"))
 

@@ -151,7 +151,9 @@ def test_pages_go_from_new_to_old(db: ControlDatabase, lease: Lease) -> None:
         list_deliveries(db, "ops", limit=0)
 
 
-def test_log_is_bounded_by_age_and_threads_go_after_their_messages(db: ControlDatabase, lease: Lease) -> None:
+def test_log_is_bounded_by_age_and_a_result_for_a_message_that_is_gone_is_dropped(
+    db: ControlDatabase, lease: Lease
+) -> None:
     save_round(
         db, lease, [message("old", ts_ns=10), message("new", ts_ns=60)], [thread(is_over=True, reported_ns=60)]
     )
@@ -159,18 +161,6 @@ def test_log_is_bounded_by_age_and_threads_go_after_their_messages(db: ControlDa
     assert ([event for event, _ in states(db)], len(list_threads(db, (), 0))) == (["new"], 1)
     forget_deliveries(db, lease, before_ns=61)
     assert (states(db), list_threads(db, (), 0)) == ([], [])
-
-
-def test_threads_and_the_oldest_message_are_found(db: ControlDatabase, lease: Lease) -> None:
-    over = [thread(subject=f"i{number}", is_over=True, reported_ns=number) for number in range(5)]
-    late = [message("e1", target="off"), message("e2", ts_ns=70)]
-    save_round(db, lease, late, [thread(subject="open", reported_ns=0), *over])
-    assert {each.subject for each in list_threads(db, ["ops/i1"], since_ns=4)} == {"open", "i1", "i4"}
-    assert oldest_waiting(db, ["ops"]) == ("ops", 70)
-    assert oldest_waiting(db, []) is None
-
-
-def test_result_for_a_message_that_is_gone_is_dropped(db: ControlDatabase, lease: Lease) -> None:
     save_round(db, lease, [message("e1")], [])
     sent = begin_try(db, lease, due_deliveries(db, 10)[0][1], 20)
     assert sent is not None
@@ -179,7 +169,13 @@ def test_result_for_a_message_that_is_gone_is_dropped(db: ControlDatabase, lease
     assert (states(db), list_health(db)) == ([], {})
 
 
-def test_health_is_kept_by_receiver(db: ControlDatabase, lease: Lease) -> None:
+def test_threads_the_oldest_message_and_the_health_of_receivers_are_found(db: ControlDatabase, lease: Lease) -> None:
+    over = [thread(subject=f"i{number}", is_over=True, reported_ns=number) for number in range(5)]
+    late = [message("e1", target="off"), message("e2", ts_ns=70)]
+    save_round(db, lease, late, [thread(subject="open", reported_ns=0), *over])
+    assert {each.subject for each in list_threads(db, ["ops/i1"], since_ns=4)} == {"open", "i1", "i4"}
+    assert oldest_waiting(db, ["ops"]) == ("ops", 70)
+    assert oldest_waiting(db, []) is None
     assert health_of(db, "ops", 7) == Health(since_ns=7)
     save_health(db, lease, "ops", Health(since_ns=7, failures_in_row=3))
     assert health_of(db, "ops", 99).failures_in_row == 3

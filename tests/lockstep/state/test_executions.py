@@ -101,7 +101,9 @@ def test_orders_come_back_in_the_order_in_which_they_were_given(db: ControlDatab
     assert list_orders(db) == given
 
 
-def test_execution_is_found_by_its_decision_and_by_what_is_left_to_do(db: ControlDatabase, lease: Lease) -> None:
+def test_execution_is_found_by_its_decision_and_written_together_with_its_node_and_its_line(
+    db: ControlDatabase, lease: Lease
+) -> None:
     save_execution(db, execution("d1"), lease)
     save_execution(db, execution("d2", "done", began_ns=6), lease)
     assert find_execution(db, "d1") == execution("d1")
@@ -109,9 +111,6 @@ def test_execution_is_found_by_its_decision_and_by_what_is_left_to_do(db: Contro
     assert unfinished_executions(db) == [execution("d1")]
     assert [run.decision for run in list_executions(db)] == ["d2", "d1"]
     assert list_executions(db, job="other") == []
-
-
-def test_execution_its_node_and_its_line_are_written_together(db: ControlDatabase, lease: Lease) -> None:
     save_execution(db, execution(), lease, [isolated()], why="isolate h3: drained")
     line = list_audit(db, 1)[0]
     assert (line.who, line.what, line.subject) == ("planner", "execution_executing", "d1")

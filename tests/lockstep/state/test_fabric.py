@@ -101,7 +101,7 @@ def test_plans_are_numbered_upwards_and_the_newest_is_in_force(db: ControlDataba
     assert [plan.generation for plan in list_path_plans(db)] == [second, first]
 
 
-def test_a_host_keeps_its_number_while_its_choices_stay(db: ControlDatabase) -> None:
+def test_a_host_keeps_its_number_while_its_choices_stay_and_its_newest_count_counts(db: ControlDatabase) -> None:
     with pytest.raises(NotPresent, match="no path plan has named host 'h9'"):
         paths_of_host(db, "h9")
     first = save_path_plan(db, summary(), {"h0": [choice()]}, held(db), True)
@@ -111,9 +111,6 @@ def test_a_host_keeps_its_number_while_its_choices_stay(db: ControlDatabase) -> 
     assert (paths_of_host(db, "h1").generation, paths_of_host(db, "h1").choices) == (third, (choice("f2"),))
     fourth = save_path_plan(db, summary(), {"h1": [choice("f2")]}, held(db), True)
     assert (paths_of_host(db, "h0").generation, paths_of_host(db, "h0").choices) == (fourth, ())
-
-
-def test_the_newest_count_of_each_host_counts(db: ControlDatabase) -> None:
     for enforced in (1, 3):
         save_path_count(db, "h0", PathCount(generation=1, planned=4, enforced=enforced), now_ns=enforced)
     assert list_path_counts(db)["h0"].enforced == 3

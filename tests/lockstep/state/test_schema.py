@@ -8,8 +8,7 @@ from sqlalchemy.exc import DBAPIError
 
 from lockstep.errors import ControlAway, LockstepError, StoreVersionMismatch
 from lockstep.state.database import ControlDatabase, open_control
-from lockstep.state.schema import STEPS, Step, prepare_schema
-from lockstep.state.tables import METADATA, SCHEMA
+from lockstep.state.tables import METADATA, SCHEMA, STEPS, Step, prepare_schema
 
 NEWEST = 1 + len(STEPS)
 OF_THE_FIRST_VERSION = {"control_schema", "leases", "incidents", "decisions", "tokens", "audit"}

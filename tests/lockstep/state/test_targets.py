@@ -3,14 +3,12 @@
 import base64
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from sqlalchemy import select, update
 
-from lockstep.alert_settings import MOST_TARGETS, Target
+from lockstep.alert_settings import Target
 from lockstep.errors import BadInput, NotPresent, SealBroken, StoreVersionMismatch
 from lockstep.sealing import Keyring
 from lockstep.state.database import ControlDatabase, open_control
@@ -29,6 +27,7 @@ from lockstep.state.targets import (
     seal_targets,
     write_health,
 )
+from tests.lockstep.state.child import child, die_in_mid_sealing
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 HOOK = Target(name="ops", kind="webhook", url="https://example.com/hooks/verysecret", secrets=(SECRET,))
@@ -80,20 +79,18 @@ def test_receiver_is_made_changed_and_deleted_with_a_line_each(db: ControlDataba
     assert lines == [("eve", "delete_target", "ops"), ("bob", "change_target", "ops"), made]
 
 
-def test_number_of_receivers_is_bounded(db: ControlDatabase) -> None:
-    create(db, *(HOOK.model_copy(update={"name": f"t{number}"}) for number in range(MOST_TARGETS)))
+def test_number_of_receivers_is_bounded(db: ControlDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.state.targets.MOST_TARGETS", 2)
+    create(db, *(HOOK.model_copy(update={"name": f"t{number}"}) for number in range(2)))
     with pytest.raises(BadInput, match="which is as many as can be"):
         create(db, PAGER)
 
 
-def test_receiver_is_known_since_it_was_first_met(db: ControlDatabase) -> None:
+def test_receiver_is_known_since_it_was_first_met_and_enabled_again_with_a_line(db: ControlDatabase) -> None:
     meet_targets(db, ["b", "a"], 5)
     meet_targets(db, ["a", "c"], 9)
     meet_targets(db, [], 10)
     assert {name: health.since_ns for name, health in list_health(db).items()} == {"a": 5, "b": 5, "c": 9}
-
-
-def test_receiver_that_was_disabled_is_enabled_with_a_line(db: ControlDatabase) -> None:
     meet_targets(db, ["ops"], 5)
     with db.begin() as connection:
         gone = read_health(connection, "ops", 6).model_copy(update={"disabled_because": "410", "failures_in_row": 4})
@@ -198,38 +195,16 @@ def test_row_that_cannot_be_read_is_named_without_its_content(db: ControlDatabas
         assert "verysecret" not in str(caught.value)
 
 
-_KILLED = """
-import os, signal, sys
-from lockstep.state import targets
-from lockstep.state.database import open_control
-from lockstep.sealing import Keyring
-from pathlib import Path
-
-seal, count = targets._seal, 0
-
-def seal_one(*args):
-    global count
-    seal(*args)
-    count += 1
-    if count == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-targets._seal = seal_one
-folder = Path(sys.argv[1])
-with open_control(f"sqlite:///{folder / 'control.db'}", keys=Keyring(folder / "secrets.key", is_made=True)) as db:
-    targets.seal_targets(db)
-"""
-
-
 def test_kill_in_the_middle_of_sealing_loses_nothing(tmp_path: Path) -> None:
     several = [HOOK.model_copy(update={"name": name}) for name in ("a", "b", "c")]
     keys = Keyring(tmp_path / "secrets.key", is_made=True)
-    with open_control(f"sqlite:///{tmp_path / 'control.db'}", keys=keys) as db:
+    url = f"sqlite:///{tmp_path / 'control.db'}"
+    with open_control(url, keys=keys) as db:
         for target in several:
             write_clear(db, target)
-    done = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)], check=False, capture_output=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    with open_control(f"sqlite:///{tmp_path / 'control.db'}", keys=keys) as db:
+    with child(die_in_mid_sealing, url, str(keys.file)) as process:
+        assert process.wait() == -signal.SIGKILL
+    with open_control(url, keys=keys) as db:
         assert list_targets(db) == several
         seal_targets(db)
         assert list_targets(db) == several

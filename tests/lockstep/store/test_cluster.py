@@ -11,7 +11,7 @@ from lockstep.records import Agent, Collective, Comm
 from lockstep.store.maintenance import DEFAULT_RETENTION_DAYS, apply_retention
 from lockstep.store.migrations import Layout, check_migrated, migrate
 from lockstep.store.store import Store, open_store
-from lockstep.tables import TABLE_BY_NAME, TABLES
+from lockstep.tables import TABLE_BY_NAME
 from tests.builders import T0, make, rows
 from tests.testbed.clickhouse import ClickHouseServer
 from tests.testbed.services import free_port
@@ -48,11 +48,10 @@ def make_server(directory: Path, ports: list[int], number: int) -> ClickHouseSer
 def nodes(shards: list[ClickHouseServer]) -> Iterator[list[Store]]:
     stores = [open_store(server.url) for server in shards]
     yield stores
-    for table in TABLES:
-        for store in stores:
-            store.command(f"TRUNCATE TABLE lockstep_local.{table.name}")
     for store in stores:
-        store.command("TRUNCATE TABLE lockstep_local.operations")
+        used = "SELECT DISTINCT table FROM system.parts WHERE database = 'lockstep_local' AND table != 'migrations'"
+        for table in store.query_system(used)["table"].to_pylist():
+            store.command(f"TRUNCATE TABLE lockstep_local.{table}")
         store.close()
 
 

@@ -59,70 +59,26 @@ def test_a_bad_address_is_refused_with_the_reason(url: str, complaint: str) -> N
         parse_address(url)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        "garbage",
-        "<clickhouse><users><default><password>x</password></default></users></clickhouse>",
-        "<clickhouse><max_server_memory_usage>1</max_server_memory_usage></clickhouse>",
-    ],
-)
-def test_a_config_xml_in_the_working_directory_changes_nothing(tmp_path: Path, config: str) -> None:
-    (tmp_path / "config.xml").write_text(config)
-    child = run_child(
-        f"""
-        from lockstep.store.store import open_store
-        with open_store("chdb://{tmp_path}/store", memory_bytes=1 << 30) as store:
-            memory = store.query_system(
-                "SELECT value FROM system.server_settings"
-                " WHERE name IN ('max_server_memory_usage', 'memory_worker_use_cgroup') ORDER BY name"
-            )
-            print(*memory["value"].to_pylist())
-        """,
-        tmp_path,
-    )
-    assert child.stdout.split() == [str(1 << 30), "0"], child.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.xml", "store"]
+OPEN = """
+import os, signal
+from lockstep.errors import StoreBusy
+from lockstep.store.store import open_store
+try:
+    open_store("chdb://{}").query_system("SELECT 1")
+except StoreBusy as busy:
+    print(busy)
+"""
 
 
-def test_a_second_process_is_told_who_holds_the_store(tmp_path: Path) -> None:
-    with open_store(f"chdb://{tmp_path}") as store:
-        store.query_system("SELECT 1")
-        child = run_child(
-            f"""
-            from lockstep.errors import StoreBusy
-            from lockstep.store.store import open_store
-            try:
-                open_store("chdb://{tmp_path}")
-            except StoreBusy as busy:
-                print(busy)
-            """,
-            tmp_path,
-        )
-    assert f"in use by process {os.getpid()}" in child.stdout, child.stderr
-
-
-def test_the_same_process_cannot_open_it_twice_but_again(tmp_path: Path) -> None:
-    for _ in range(2):
+def test_a_store_is_held_by_one_process_which_is_named_and_not_by_a_dead_one(tmp_path: Path) -> None:
+    died = run_child(OPEN.format(tmp_path) + "os.kill(os.getpid(), signal.SIGKILL)", tmp_path)
+    assert died.returncode == -9
+    for told in ("", f"in use by process {os.getpid()}"):
         with open_store(f"chdb://{tmp_path}") as store:
             store.query_system("SELECT 1")
             with pytest.raises(StoreBusy, match="in use"):
                 open_store(f"chdb://{tmp_path}")
-
-
-def test_a_process_that_died_holds_nothing(tmp_path: Path) -> None:
-    child = run_child(
-        f"""
-        import os, signal
-        from lockstep.store.store import open_store
-        open_store("chdb://{tmp_path}").query_system("SELECT 1")
-        os.kill(os.getpid(), signal.SIGKILL)
-        """,
-        tmp_path,
-    )
-    assert child.returncode == -9
-    with open_store(f"chdb://{tmp_path}") as store:
-        store.query_system("SELECT 1")
+            assert told in (run_child(OPEN.format(tmp_path), tmp_path).stdout if told else "")
 
 
 def test_a_wrong_password_is_refused_without_showing_it(clickhouse: ClickHouseServer) -> None:
@@ -137,7 +93,17 @@ def test_a_server_that_is_not_there_is_away(tmp_path: Path) -> None:
         store.query_system("SELECT 1")
 
 
-def test_engine_keeps_few_questions_and_merges_parts_as_it_is_told(tmp_path: Path) -> None:
+def test_a_config_xml_in_the_working_directory_that_is_none_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "config.xml").write_text("garbage")
+    child = run_child(OPEN.format(tmp_path / "store"), tmp_path)
+    assert child.returncode == 0, child.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.xml", "store"]
+
+
+def test_engine_has_our_memory_and_merges_and_keeps_few_questions_whatever_config_xml_says(tmp_path: Path) -> None:
+    users = "<users><default><password>x</password></default></users>"
+    memory = "<max_server_memory_usage>1</max_server_memory_usage>"
+    (tmp_path / "config.xml").write_text(f"<clickhouse>{users}{memory}</clickhouse>")
     wanted = {
         "max_cleanup_delay_period": 60,
         "min_bytes_for_wide_part": 128 << 20,
@@ -149,7 +115,10 @@ def test_engine_keeps_few_questions_and_merges_parts_as_it_is_told(tmp_path: Pat
         f"""
         from lockstep.store.store import open_store
         cache = "SELECT sum(value) AS bytes FROM system.metrics WHERE metric = 'QueryConditionCacheBytes'"
-        with open_store("chdb://{tmp_path}/store") as store:
+        memory = "name IN ('max_server_memory_usage', 'memory_worker_use_cgroup')"
+        with open_store("chdb://{tmp_path}/store", memory_bytes=1 << 30) as store:
+            found = store.query_system(f"SELECT value FROM system.server_settings WHERE {{memory}} ORDER BY name")
+            print(*found["value"].to_pylist())
             print({{row["name"]: row["value"] for row in store.query_system({changed!r}).to_pylist()}})
             store.command("CREATE TABLE t (p UInt16, v UInt32) ENGINE = MergeTree PARTITION BY p ORDER BY p")
             store.command("INSERT INTO t SELECT number % 200, number FROM numbers(2000)")
@@ -159,6 +128,7 @@ def test_engine_keeps_few_questions_and_merges_parts_as_it_is_told(tmp_path: Pat
         """,
         tmp_path,
     )
-    settings, cached = child.stdout.splitlines()
-    assert settings == str(wanted), child.stderr
+    given, settings, cached = child.stdout.splitlines()
+    assert given.split() == [str(1 << 30), "0"], child.stderr
+    assert settings == str(wanted)
     assert 0 < int(cached) <= 1 << 20, "questions that are asked once are not remembered without end"

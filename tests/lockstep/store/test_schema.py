@@ -133,16 +133,13 @@ def test_text_is_cut_at_semicolons_and_its_placeholders_filled_in() -> None:
     assert not [text for text in statements(PLAIN) if "Replicated" in text or "_local" in text]
 
 
-def test_cluster_keeps_its_share_in_a_local_database_below_a_table_over_all_shards() -> None:
+def test_cluster_keeps_its_share_locally_replicates_every_table_and_remembers_inserts_by_number() -> None:
     assert distributed_table("steps", "job", CLUSTER) == (
         "CREATE OR REPLACE TABLE lockstep.steps AS lockstep_local.steps "
         "ENGINE = Distributed('fleet', 'lockstep_local', 'steps', cityHash64(job))"
     )
     targets = [re.findall(r"(?:EXISTS|TO|FROM) (\w+)\.", text) for text in statements(CLUSTER)]
     assert {database for found in targets for database in found} == {"lockstep_local"}
-
-
-def test_cluster_replicates_every_table_under_its_own_path() -> None:
     path = "'/clickhouse/tables/{shard}/{database}/{table}', '{replica}'"
     assert render("${engine MergeTree}", CLUSTER) == [f"ReplicatedMergeTree({path})"]
     assert f"ReplicatedReplacingMergeTree({path}, version)" in created_tables(CLUSTER)["comms"]
@@ -150,9 +147,6 @@ def test_cluster_replicates_every_table_under_its_own_path() -> None:
     families = {"ReplicatedMergeTree", "ReplicatedReplacingMergeTree", "ReplicatedAggregatingMergeTree"}
     assert {engine for found in engines for engine in found} == families
     assert [len(found) for found in engines] == [1] * len(created_tables(CLUSTER))
-
-
-def test_cluster_remembers_inserts_by_number_and_not_by_age() -> None:
     settings = [re.search(r"SETTINGS (.*)", body) for body in created_tables(CLUSTER).values()]
     for found in settings:
         assert found is not None

@@ -58,7 +58,7 @@ def test_an_operation_is_rolled_up_over_hosts_and_batches(store: Store) -> None:
     assert rolled == [{"n": 3, "first": T0, "last": T0 + 200, "who": 2, "end": T0 + 900}]
 
 
-def test_ranks_and_wires_are_rolled_up_by_minute(store: Store) -> None:
+def test_ranks_and_wires_are_rolled_up_by_minute_and_the_newest_communicator_wins(store: Store) -> None:
     seconds = [T0 // (60 * SECOND) * 60 * SECOND + second * SECOND for second in (0, 1, 59, 60)]
     store.insert(TABLE_BY_NAME["op_stats"], rows(*(make(OpStat, ts_ns=ts) for ts in seconds)), token="a")
     wires = rows(*(make(TransferStat, ts_ns=ts, wire_max_ns=n) for n, ts in enumerate(seconds)))
@@ -67,6 +67,10 @@ def test_ranks_and_wires_are_rolled_up_by_minute(store: Store) -> None:
     assert store.query(f"SELECT sum(n) AS n FROM rank_minutes {minutes}")["n"].to_pylist() == [3, 1]
     longest = store.query(f"SELECT max(wire_max_ns) AS longest FROM wire_minutes {minutes}")
     assert longest["longest"].to_pylist() == [2, 3]
+    comms = TABLE_BY_NAME["comms"]
+    store.insert(comms, rows(make(Comm, init_ns=T0)), token="made")
+    store.insert(comms, rows(make(Comm, init_ns=T0, destroy_ns=T0 + 5)), token="destroyed")
+    assert store.query("SELECT destroy_ns FROM comms FINAL")["destroy_ns"].to_pylist() == [T0 + 5]
 
 
 def test_an_attempt_is_known_by_its_communicators_and_statistics(store: Store) -> None:
@@ -83,14 +87,6 @@ def test_an_attempt_is_known_by_its_communicators_and_statistics(store: Store) -
     assert known == [{"ranks": 6, "hosts": 2, "first": T0 - 3, "last": T0 + 30}]
 
 
-def test_the_newest_version_of_a_communicator_wins(store: Store) -> None:
-    comms = TABLE_BY_NAME["comms"]
-    store.insert(comms, rows(make(Comm, init_ns=T0)), token="made")
-    store.insert(comms, rows(make(Comm, init_ns=T0, destroy_ns=T0 + 5)), token="destroyed")
-    found = store.query("SELECT destroy_ns FROM comms FINAL")
-    assert found["destroy_ns"].to_pylist() == [T0 + 5]
-
-
 def test_parameters_are_values_and_a_refused_statement_says_why_with_its_code(store: Store) -> None:
     store.insert(COLLECTIVES, some_collectives(1), token="a")
     hostile = "j1' OR '1'='1"
@@ -101,7 +97,7 @@ def test_parameters_are_values_and_a_refused_statement_says_why_with_its_code(st
     assert caught.value.code == 60
 
 
-def test_threads_share_a_store_and_every_insert_counts(store: Store) -> None:
+def test_threads_share_a_store_and_its_clients_and_every_insert_counts(store: Store) -> None:
     def work(number: int) -> int:
         store.insert(COLLECTIVES, some_collectives(10, seq=number), token=f"{number}")
         return count(store, "collectives")
@@ -110,21 +106,20 @@ def test_threads_share_a_store_and_every_insert_counts(store: Store) -> None:
         seen = list(pool.map(work, range(8)))
     assert min(seen) >= 10
     assert count(store, "collectives") == 80
+    before = len(store._idle)
+    for _ in range(2 * before):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(count, store, "collectives").result()
+    assert len(store._idle) == before, "clients are kept for later, and not for each thread that ever was"
 
 
-def test_a_read_has_a_limit_in_time_and_a_statement_has_none(store: Store) -> None:
+def test_a_read_has_a_limit_in_time_and_a_statement_has_none_also_after_memory_was_given_back(store: Store) -> None:
+    store.give_memory_back()
     limit = "SELECT toFloat64(getSetting('max_execution_time')) AS s"
     assert store.query(limit)["s"].to_pylist() == [QUERY_TIMEOUT_S]
     assert store.query_system(limit)["s"].to_pylist() == [QUERY_TIMEOUT_S]
     # A backup may take longer.
     store.command(f"SELECT throwIf(toFloat64(getSetting('max_execution_time')) = {QUERY_TIMEOUT_S})")
-
-
-def test_clients_are_kept_for_later_and_not_for_each_thread_that_ever_was(store: Store) -> None:
-    for _ in range(20):
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(count, store, "collectives").result()
-    assert len(store._idle) == 1
 
 
 def test_a_query_on_a_server_may_use_no_more_memory_than_was_said(database_url: str) -> None:
