@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 from xml.etree import ElementTree
 
-from collector.connections.log_lines import LINE_BYTES, FailedCompletion, Warned
+from collector.connections.log_lines import LINE_BYTES, Warned
 from collector.connections.log_report import LogReport
 from collector.connections.processes import NcclProcess
 from lockstep.errors import BadInput
@@ -175,7 +175,7 @@ _Parsed = TypeVar("_Parsed")
 class NewTroubles:
     """Warnings that are new in a log, and when its last line was written."""
 
-    reported: list[FailedCompletion | Warned] = field(default_factory=list)
+    reported: list[Warned] = field(default_factory=list)
     written_ns: int = 0
 
 

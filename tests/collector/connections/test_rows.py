@@ -17,7 +17,7 @@ from collector.connections.warnings import load_words
 from lockstep.records import Connection
 
 OWNER = Owner((42, 7), "h0", "job", 0, 1)
-LOGGED = LoggedConnection(1, 0, 1, 0, "send", "NET", "IB", ("mlx5_0:1",), "", None, gpu=0, confidence=0.9)
+LOGGED = LoggedConnection(1, 0, 1, 0, "send", "NET", "IB", ("mlx5_0:1",), "", None, confidence=0.9)
 
 
 def row_of(logged: LoggedConnection = LOGGED) -> Connection:
