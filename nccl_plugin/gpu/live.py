@@ -113,8 +113,7 @@ class Job:
     def _start(self, command: Sequence[str], rank: int) -> "subprocess.Popen[bytes]":
         host = self._first + rank
         environment = self._site.rank_environment(self._case.name, host, rank, self._first)
-        out = self._file(rank)
-        with open(out, "wb") as log:
+        with open(self._file(rank), "wb") as log:
             before = self._site.network.command(host)
             return subprocess.Popen([*before, *command], env=environment, stdout=log, stderr=subprocess.STDOUT)
 
@@ -131,10 +130,8 @@ class Job:
                 result.onset_ns = self._onset(trained[0])
             if all(process.poll() is not None for process in self._processes):
                 break
-            if any(
-                process.poll() for process in self._processes
-            ):  # one has failed: a launcher gives others some time
-                time.sleep(10)
+            if any(process.poll() for process in self._processes):
+                time.sleep(10)  # one has failed: a launcher gives others some time
                 break
             time.sleep(0.1)
         end_in_order(self._processes, (signal.SIGCONT, signal.SIGTERM), 8)

@@ -125,12 +125,8 @@ def _ends(level: str, ring: Ring) -> list[str]:
 
 def _is_beyond_sight(ring: Ring, row: Row) -> bool:
     """A send to oneself has no transfer and, in some releases, no kernel event: its end cannot be seen."""
-    if (
-        ring.nccl_version in FIRST_PEER_ONLY
-        and not ring.kernel_channels
-        and row.peer >= 0
-        and row.started == row.done
-    ):
+    is_later_peer = ring.nccl_version in FIRST_PEER_ONLY and row.peer >= 0 and row.started == row.done
+    if is_later_peer and not ring.kernel_channels:
         return True
     return any(known.index == row.comm and known.rank == row.peer for known in ring.comms())
 

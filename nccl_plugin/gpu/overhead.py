@@ -195,9 +195,8 @@ def interval_of(ratios_by_process: Sequence[Sequence[float]], seed: int = 1) -> 
     medians = []
     for _ in range(RESAMPLES):
         drawn = generator.choices(ratios_by_process, k=len(ratios_by_process))
-        medians.append(
-            statistics.median(value for rounds in drawn for value in generator.choices(rounds, k=len(rounds)))
-        )
+        again = [generator.choices(rounds, k=len(rounds)) for rounds in drawn]
+        medians.append(statistics.median(value for rounds in again for value in rounds))
     cuts = statistics.quantiles(medians, n=40)
     return Interval(statistics.median(value for rounds in ratios_by_process for value in rounds), cuts[0], cuts[-1])
 
