@@ -27,11 +27,11 @@ def test_the_binary_on_pypi_says_what_the_golden_data_says(release: str) -> None
 
 
 def test_a_wheel_that_cannot_be_had_is_said_with_pips_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    nowhere = (*wheels.PIP_DOWNLOAD, "--isolated", "--no-index")
-    monkeypatch.setattr(wheels, "PIP_DOWNLOAD", nowhere)
-
-    with pytest.raises(NotPresent, match=r"NCCL 2\.32\.3: .*No matching distribution"), downloaded_library("2.32.3"):
-        pass
+    pip = ("sh", "-c", 'echo searching >&2; echo "ERROR: No matching distribution found for $3" >&2; exit 1', "pip")
+    monkeypatch.setattr(wheels, "PIP_DOWNLOAD", pip)
+    twice = "; ".join(f"ERROR: No matching distribution found for nvidia-nccl-cu{cuda}==2.32.3" for cuda in (13, 12))
+    with pytest.raises(NotPresent, match=f"cannot download the wheel of NCCL 2.32.3: {twice}$"):
+        downloaded_library("2.32.3").__enter__()
 
 
 def small_wheel(release: str, folder: Path) -> Path:

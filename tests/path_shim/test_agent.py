@@ -79,12 +79,9 @@ def test_silent_agent_is_not_asked_again_at_once(shim: Stage) -> None:
     assert shim.outcomes == ["agent-silent"] * 3
 
 
-def test_agent_that_is_not_there_holds_nobody_up(shim: Stage) -> None:
+def test_agent_that_is_not_there_holds_nobody_up_and_one_is_not_asked_about_other_hosts(shim: Stage) -> None:
     assert shim.play(ONE)[0] == "127.0.0.1"
     assert shim.outcomes == ["agent-silent"]
-
-
-def test_agent_is_not_asked_about_other_hosts(shim: Stage) -> None:
     shim.plan(PathEntry("127.0.0.1", source="203.0.113.7"))
     with agent(shim.files.agent, "4000") as questions:
         shim.play(ONE)

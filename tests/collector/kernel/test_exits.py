@@ -32,19 +32,10 @@ def connector() -> Iterator[ProcConnector]:
         yield opened
 
 
-NO_EXITS = [
-    exit_message(thread=43),
-    exit_message(what=1),
-    exit_message(what=0),
-    exit_message()[:51],
-    b"",
-    b"\xff" * 40,
-]
-
-
 def test_exit_is_decoded_with_its_time_and_everything_else_is_none() -> None:
     assert decode_exit(exit_message()) == Exit(pid=42, monotonic_ns=77, status=9)
-    assert [decode_exit(message) for message in NO_EXITS] == [None] * 6
+    others = [exit_message(thread=43), exit_message(what=1), exit_message(what=0)]
+    assert [decode_exit(message) for message in (*others, exit_message()[:51], b"", b"\xff" * 40)] == [None] * 6
 
 
 @pytest.mark.parametrize(

@@ -83,9 +83,8 @@ OTHER_LOCKS = [
 ]
 
 
-@pytest.mark.parametrize("line", OTHER_LOCKS)
-def test_other_locks_and_garbage_name_nobody(tmp_path: Path, line: str) -> None:
-    imitate_locks(tmp_path, line)
+def test_other_locks_and_garbage_name_nobody(tmp_path: Path) -> None:
+    imitate_locks(tmp_path, *OTHER_LOCKS)
     imitate_open(tmp_path, 42, "/dev/shm/lockstep/1-2.ring")
     assert RingHolders(tmp_path)() == set()
 
