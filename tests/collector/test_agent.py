@@ -345,17 +345,6 @@ def test_source_that_hangs_delays_neither_the_others_nor_the_end(
     let_go.set()
 
 
-def test_source_with_nothing_to_read_here_rests(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_module, "_RETRY_S", AGES_S)
-    absent, healthy = NumberedSource("absent", before=fail(NotPresent("no NIC"))), NumberedSource("healthy")
-    with capture_logs() as lines, running(absent, healthy, server=gateway.url):
-        eventually(lambda: absent.reads and healthy.reads >= 4)
-    assert absent.reads == 1
-    assert [(line["source"], line["reason"]) for line in lines if "nothing to read" in line["event"]] == [
-        ("absent", "no NIC")
-    ]
-
-
 def test_sources_are_closed_at_the_end_also_when_one_refuses(gateway: FakeGateway) -> None:
     class Closing(NumberedSource):
         is_closed = False
@@ -370,7 +359,7 @@ def test_sources_are_closed_at_the_end_also_when_one_refuses(gateway: FakeGatewa
     assert [source.is_closed for source in sources] == [True, True]
 
 
-def test_source_that_comes_to_rest_no_longer_holds_the_watermark(
+def test_source_with_nothing_more_to_read_here_rests_and_no_longer_holds_the_watermark(
     gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent_module, "_RETRY_S", AGES_S)
@@ -380,12 +369,16 @@ def test_source_that_comes_to_rest_no_longer_holds_the_watermark(
             raise NotPresent("the NIC is gone")
 
     vanishing, healthy = NumberedSource("vanishing", before=vanish), NumberedSource("healthy")
-    clock = StandingClock()
-    with running(vanishing, healthy, server=gateway.url, clock=clock):
-        eventually(lambda: vanishing.reads >= 2)
-        gone_ns = clock.now_ns()
+    absent, clock = NumberedSource("absent", before=fail(NotPresent("no NIC"))), StandingClock()
+    with capture_logs() as lines, running(vanishing, absent, healthy, server=gateway.url, clock=clock):
+        eventually(lambda: vanishing.reads >= 2 and absent.reads)
+        gone_ns, reads = clock.now_ns(), healthy.reads
         clock.skip(1)  # far less than a source that fails is waited for
-        eventually(lambda: gateway.all_of("agents", "watermark_ns")[-1:] > [gone_ns])
+        eventually(lambda: gateway.all_of("agents", "watermark_ns")[-1:] > [gone_ns] and healthy.reads >= reads + 4)
+    assert (vanishing.reads, absent.reads) == (2, 1)
+    reasons = {line["source"]: line["reason"] for line in lines if "nothing to read" in line["event"]}
+    assert reasons == {"vanishing": "the NIC is gone", "absent": "no NIC"}
+    assert len([line for line in lines if "nothing to read" in line["event"]]) == 2
 
 
 class CountingOn(NumberedSource):
