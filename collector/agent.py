@@ -104,7 +104,6 @@ class Gathering:
             self._watermarks.pop(source, None)
 
     def take(self) -> Gathered:
-        """Return everything since the last time."""
         self.is_due.clear()
         with self._guard:
             pieces, self._pieces, self._rows = self._pieces, {}, 0

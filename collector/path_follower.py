@@ -153,11 +153,9 @@ class PathFollower:
 
     @property
     def choices(self) -> Sequence[PathChoice]:
-        """Return the paths of this host as they were told last."""
         return self._held.choices if self._held and self._held.is_enforceable else ()
 
     def follow(self, stop: threading.Event) -> None:
-        """Go on until told to stop."""
         while not stop.is_set():
             self.follow_once()
             self._clock.wait(stop, POLL_S)

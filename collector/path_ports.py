@@ -155,7 +155,6 @@ class PathAgent:
         self.answered = self.refused = 0
 
     def answer(self, question: bytes) -> bytes:
-        """Return the answer to a question, whatever it is."""
         ports = self._find(question.decode(errors="replace").split(" "))
         self.answered += bool(ports)
         self.refused += not ports

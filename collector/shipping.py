@@ -106,7 +106,6 @@ class Shipper:
         return self._trouble is not None
 
     def ship(self, stop: threading.Event) -> None:
-        """Send until stopped."""
         while not stop.is_set():
             self.arrived.clear()
             batch = None if stop.is_set() else self._queue.first()

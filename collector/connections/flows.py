@@ -192,7 +192,6 @@ class KernelView:
         self._problems = ChangeLog(_log, "info")
 
     def sockets_of(self, processes: Iterable[NcclProcess]) -> dict[int, OpenSockets]:
-        """Return the open sockets by process id."""
         homes: dict[str, list[NcclProcess]] = defaultdict(list)
         for process in processes:
             homes[network_namespace(self._proc, process.pid)].append(process)
@@ -200,7 +199,6 @@ class KernelView:
         return {pid: found for home in self._bulk for pid, found in self._read_namespace(home, homes[home]).items()}
 
     def pairs_by_pid(self) -> dict[int, list[QueuePair]]:
-        """Return the queue pairs of each process."""
         by_pid: dict[int, list[QueuePair]] = defaultdict(list)
         try:
             for pair in self._kernel.pairs():

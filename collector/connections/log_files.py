@@ -210,7 +210,6 @@ class ProcessFiles:
         return NewTroubles([each for part in parts for each in part.reported], max(part.written_ns for part in parts))
 
     def close(self) -> None:
-        """Let go of the log."""
         if self._log is not None:
             os.close(self._log)
         self._log = None

@@ -175,11 +175,9 @@ class LogReport:
 
     @property
     def size(self) -> int:
-        """How many things are remembered."""
         return len(self.connections) + len(self.queue_pairs) + len(self.comms)
 
     def take(self, raw: bytes) -> None:
-        """Take the next line of the file, whatever it is."""
         line = read_line(raw)
         if line is None or line.pid != self._pid:
             return
@@ -189,7 +187,6 @@ class LogReport:
             self._learn(line.tid, fact)
 
     def pop_troubles(self) -> list[Warned]:
-        """Return what went wrong since the last time."""
         troubles, self._troubles = self._troubles, []
         return troubles
 

@@ -65,7 +65,6 @@ class LogRows:
 def rows_of_log(
     owner: Owner, connections: Iterable[LoggedConnection], nics: HostNics, networks: Mapping[str, Transport]
 ) -> LogRows:
-    """Return a row for each connection that the log names."""
     rows: dict[Key, Connection] = {}
     by_nic: dict[NicDirection, list[Key]] = defaultdict(list)
     unknown: set[str] = set()

@@ -58,7 +58,6 @@ class LogWords:
 
 
 def load_words() -> LogWords:
-    """Return the words that the package carries."""
     tables = tomllib.loads((files("collector") / "data/nccl_log.toml").read_text())
     return LogWords(
         networks=tables["networks"],

@@ -157,7 +157,6 @@ def decode_sockets(datagram: Datagram) -> TcpTable:
 
 
 def records_of(table: TcpTable) -> list[TcpSocket]:
-    """Return each row as a record."""
     columns = [table.socket[name].tolist() for name in ("inode", "uid", "state", "interface")]
     columns += [_addresses(table, "local"), table.socket["lport"].tolist()]
     columns += [_addresses(table, "remote"), table.socket["rport"].tolist(), table.socket["cookie"].tolist()]

@@ -42,7 +42,6 @@ def read_files(net: Path) -> LinkSnapshot:
 
 
 def has_device(net: Path, name: str) -> bool:
-    """Return whether a card is behind an interface."""
     return (net / name / "device").exists()
 
 

@@ -236,7 +236,6 @@ class LinkChanges:
 
     @property
     def waiting(self) -> int:
-        """How many changes wait to be taken."""
         return len(self._reported)
 
     def take(self) -> list[Change]:

@@ -105,7 +105,6 @@ class NetlinkSocket:
                 yield Datagram(data, [(kind, start, end) for kind, _, _, start, end in walk_messages(data)])
 
     def send(self, message: bytes) -> None:
-        """Send a message with its header."""
         self._socket.send(message)
 
     def fileno(self) -> int:
@@ -164,7 +163,6 @@ def attributes_of(payload: bytes, at: int = 0) -> dict[int, bytes]:
 
 
 def pack_attribute(kind: int, value: bytes) -> bytes:
-    """Return an attribute with its padding."""
     length = _ATTRIBUTE.size + len(value)
     return _ATTRIBUTE.pack(length, kind) + value + bytes(-length % 4)
 

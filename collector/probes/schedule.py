@@ -251,7 +251,6 @@ class Schedule:
         return self._mesh.steps_per_lap * self.step_ns / NS_PER_S
 
     def choose(self, now_ns: int) -> list[Round]:
-        """Return what is to be probed now."""
         self._budget.refill(now_ns)
         return [*self._requested(now_ns), *(self._meshed(now_ns) if self._options.is_on else ())]
 

@@ -55,7 +55,6 @@ def known_symbols(elf: ELFFile) -> list[str]:
 
 
 def versions_of(symbols: Iterable[str]) -> list[int]:
-    """Return the version numbers of these tables."""
     return [int(symbol.removeprefix("ncclProfiler_v")) for symbol in symbols]
 
 

@@ -27,7 +27,6 @@ TOLERATED = 3  # crashes, as long as other people's plugins are in the process
 
 
 def read_arguments(words: Sequence[str]) -> argparse.Namespace:
-    """What to do, as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", action="append", choices=PARTS, help="only this part; may be given again")
     parser.add_argument("--nccl", action="append", help="a libnccl.so.2, or one packed as .so.xz; may be given again")

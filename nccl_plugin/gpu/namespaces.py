@@ -72,7 +72,6 @@ class RankNetwork:
         self._inside(rank, "down", "eth0")
 
     def mend(self, rank: int) -> None:
-        """Puts a host that was cut off back."""
         self._inside(rank, "up", "eth0")
 
     def prepare_limit(self, rank: int, bytes_per_s: int) -> "subprocess.Popen[bytes]":

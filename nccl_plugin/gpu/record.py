@@ -215,7 +215,6 @@ def record(case: Case, out: Path, python: str, gpu: dict[str, str], deadline: fl
 
 
 def main(words: Sequence[str]) -> int:
-    """Draw the cases and play them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, required=True, help="draws the cases and the families for scoring")
     parser.add_argument("--takes", type=int, default=2, help="how often each family is recorded")

@@ -142,7 +142,6 @@ class Ring:
         return Counter(FUNCS[ENQUEUED.unpack_from(record, 8)[6]] for record in self.records(ENQUEUED_KIND))
 
     def open_transfers(self) -> int:
-        """Transfers that were begun and not ended."""
         offsets = _offsets(self.sections["transfers"])
         fields = (TRANSFER.unpack_from(self.content, offset) for offset in offsets)
         return sum(1 for handle, _, _, _, _, last_ticks, *_ in fields if handle and not last_ticks)

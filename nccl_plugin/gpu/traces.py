@@ -60,8 +60,6 @@ SCENARIOS = (
 
 
 def record(lab: Lab, library: str, scenario: Scenario) -> Outcome:
-    """Runs the scenario with every callback recorded."""
-
     def words(rank: int, folder: Path) -> list[str]:
         side = lockstep_side("plugin", library, folder, rank, EVERY_CALLBACK | {"LOCKSTEP_JOB": scenario.name})
         train = f"train={STEPS}:{TP}:{TP_BYTES}:{DP_BYTES}:{COMPUTE_US}"
