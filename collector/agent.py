@@ -7,8 +7,9 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import MappingProxyType, ModuleType
-from typing import cast
 
 import pyarrow as pa
 import structlog
@@ -221,9 +222,17 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # malloc.h of glibc
 _LARGE = 32 << 20  # larger than any array of a reading
 
 
+# None in sys.modules would not do: what Cython compiles, as Arrow is, imports it as if it were a module.
+class _NoPandas(MetaPathFinder):
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name == "pandas":
+            raise ModuleNotFoundError("this process goes without pandas", name=name)
+        return None
+
+
 def leave_out_pandas() -> None:
     """Have this process believe that there is no pandas; what was imported before stays."""
-    sys.modules.setdefault("pandas", cast(ModuleType, None))  # Python's own word for: not to be imported
+    sys.meta_path.insert(0, _NoPandas())
 
 
 def keep_freed_memory() -> None:

@@ -40,15 +40,12 @@ def test_row_with_more_confidence_or_another_field_is_better_and_one_seen_later_
     assert (nameless.nic, nameless.confidence) == (None, 0.45)
 
 
-def test_rows_beyond_the_limit_come_the_next_time() -> None:
+def test_rows_beyond_the_limit_come_the_next_time_and_those_without_room_are_counted_once() -> None:
     sent = SentRows()
     rows: dict[Key, Connection] = {(42, 7, number): row_of() for number in range(5)}
     assert [len(sent.choose(rows, 3)), sent.has_more] == [3, True]
     assert [len(sent.choose(rows, 3)), sent.has_more] == [2, False]
     assert sent.choose(rows, 3) == []
-
-
-def test_rows_without_room_are_counted_once_and_reported_when_others_are_gone() -> None:
     sent = SentRows()
     sent.MOST_ROWS = 2
     mine: dict[Key, Connection] = {(1, 1, number): row_of() for number in range(2)}

@@ -177,18 +177,15 @@ def test_report_that_cannot_be_taken_away_is_reported_once(tmp_path: Path, monke
     assert len(read(source)) == 1
 
 
-def test_flood_of_reports_is_spread_over_reads(tmp_path: Path) -> None:
+def test_flood_of_reports_is_spread_over_reads_and_their_texts_are_cut_and_cleaned(tmp_path: Path) -> None:
     for number in range(100):
         leave(tmp_path, f"run-{number}.json", pid=number + 1)
     source = source_of(tmp_path)
     assert [len(read(source)) for _ in range(3)] == [64, 36, 0]
-
-
-def test_texts_in_a_report_are_cut_and_cleaned(tmp_path: Path) -> None:
     hostile = "\x1b[2J\n" + "x" * 5_000
     raised, member = {"name": hostile, "message": hostile}, {"rank": 3, "job": hostile}
     leave(tmp_path, program=hostile, member=member, stderr_tail=[hostile] * 4, exception=raised)
-    (row,) = read(source_of(tmp_path))
+    (row,) = read(source)
     assert row["message"].isprintable()
     assert len(row["message"]) < 3_000
 
