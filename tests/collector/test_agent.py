@@ -166,15 +166,13 @@ def test_host_s_watermark_is_that_of_its_slowest_source(gateway: FakeGateway) ->
 
 @pytest.mark.parametrize("how", ["fails", "hangs"])
 def test_source_that_stops_giving_is_waited_for_a_while_and_not_for_ever(gateway: FakeGateway, how: str) -> None:
-    let_go = threading.Event()
+    let_go, clock = threading.Event(), StandingClock()
+    stop = hang(let_go) if how == "hangs" else fail(OSError("the card does not answer"))
 
     def stop_after_one(number: int) -> None:
-        if number and how == "hangs":
-            let_go.wait(60)
-        elif number:
-            raise OSError("the card does not answer")
+        if number:
+            stop(number)
 
-    clock = StandingClock()
     stopping, healthy = NumberedSource("stopping", before=stop_after_one), NumberedSource("healthy")
     with running(stopping, healthy, server=gateway.url, clock=clock):
         eventually(lambda: stopping.reads >= 2)

@@ -92,13 +92,9 @@ def test_all_ranks_visit_every_configuration_once_a_round_in_the_same_order_of_i
 
 
 def lines_of_rank(rounds: list[str], us_of_side: dict[str, float]) -> list[dict[str, object]]:
+    us_of_visit = [(side, us_of_side[side] + number) for number, sides in enumerate(rounds) for side in sides]
     sizes = module("overhead").CALLS_BY_BYTES
-    return [
-        {"side": side, "bytes": size, "us": us_of_side[side] + number}
-        for number, sides in enumerate(rounds)
-        for side in sides
-        for size in sizes
-    ]
+    return [{"side": side, "bytes": size, "us": us} for side, us in us_of_visit for size in sizes]
 
 
 def orders_of(rounds: list[str]) -> list[list[object]]:
@@ -243,41 +239,39 @@ def test_recorded_cases_are_drawn_from_a_seed_with_half_of_the_families_kept_asi
         assert all(f"h{case.rank}" in part["component"] or part["component"] == f"rank:{case.rank}" for part in truth)
 
 
-def start_of(number: int, kind: str, ts: int, parent: int | None = None) -> Event:
-    event: Event = {"h": number, "ts": ts, "ev": "start", "type": kind}
-    return event if parent is None else event | {"parent": parent}
+def start_of(number: int, kind: str, ts: int, **parent: int) -> Event:
+    return {"h": number, "ts": ts, "ev": "start", "type": kind, **parent}
+
+
+def stop_of(number: int, kind: str, ts: int) -> Event:
+    return {"h": number, "ts": ts, "ev": "stop", "type": kind}
+
+
+CALL = start_of(1, "CollApi", 10)
 
 
 @pytest.mark.parametrize(
-    ("events", "begin", "end", "kept"),
+    ("events", "begin", "kept"),
     [
-        (  # what a call caused, also after its end
+        (
             [
-                *(start_of(1, "CollApi", 10), start_of(2, "Coll", 11, 1), start_of(3, "CollApi", 20)),
-                *(start_of(4, "ProxyOp", 25, 2), {"h": 4, "ts": 30, "ev": "stop", "type": "ProxyOp"}),
+                *(CALL, start_of(2, "Coll", 11, parent=1), start_of(3, "CollApi", 20)),
+                *(start_of(4, "ProxyOp", 25, parent=2), stop_of(4, "ProxyOp", 30)),
             ],
             10,
-            20,
             [(1, 10), (2, 11), (4, 25), (4, 30)],
         ),
-        (  # the call that captured a replayed graph
-            [start_of(1, "CollApi", 10), start_of(2, "Coll", 50, 1), start_of(3, "ProxyOp", 51, 2)],
-            40,
-            60,
+        (
+            [CALL, start_of(2, "Coll", 50, parent=1), start_of(3, "ProxyOp", 51, parent=2)],
+            45,
             [(1, 10), (2, 50), (3, 51)],
         ),
-        (  # not a second stop that comes after the end
-            [start_of(1, "CollApi", 10), *({"h": 1, "ts": ts, "ev": "stop", "type": "CollApi"} for ts in (12, 99))],
-            10,
-            20,
-            [(1, 10), (1, 12)],
-        ),
+        ([CALL, stop_of(1, "CollApi", 12), stop_of(1, "CollApi", 99)], 10, [(1, 10), (1, 12)]),
     ],
+    ids=["what a call caused, also after its end", "the call that captured a replayed graph", "no second stop"],
 )
-def test_cut_keeps_what_belongs_together(
-    events: list[Event], begin: int, end: int, kept: list[tuple[int, int]]
-) -> None:
-    assert [(event["h"], event["ts"]) for event in cut_events(events, begin, end)] == kept
+def test_cut_keeps_what_belongs_together(events: list[Event], begin: int, kept: list[tuple[int, int]]) -> None:
+    assert [(event["h"], event["ts"]) for event in cut_events(events, begin, begin + 10)] == kept
 
 
 # --- the network ---
