@@ -194,7 +194,7 @@ class Lab:
             try:
                 acted_ns = _Watcher(run, processes, folder, hosts).watch()
             finally:
-                _end(processes)
+                end_in_order(processes, (signal.SIGKILL,), 0)
         seconds = time.monotonic() - began
         lines = tuple(_lines(folder / f"out.{rank}") for rank in range(run.ranks))
         errors = "".join((folder / f"err.{rank}").read_text(errors="replace")[-800:] for rank in range(run.ranks))
@@ -268,14 +268,6 @@ def _is_stopped(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except OSError:
         return False
-
-
-def _end(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
-    for process in processes:
-        process.wait()
 
 
 def end_in_order(

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import Queue
 
+from families import HANG, SLOW
 from lab import SharedGpu, end_in_order
 from live_site import HOSTS, NIC_BYTES_PER_S, RANKS, Site
 from namespaces import RankNetwork
@@ -34,7 +35,6 @@ SLOW_BYTES_PER_S = NIC_BYTES_PER_S // 3
 ECHO_S = 15.0  # after the end of a job: what still comes is counted to it
 GPU, HOST, NIC = ("gpu:{host}/0",), ("host:{host}",), ("nic:{host}/eth0",)
 PERSON = ("rank:{rank}", *HOST, *GPU)  # of a process that stands still nobody can tell more
-SLOW, HANG = ("noncomm_slow",), ("noncomm_hang", "comm_hang", "crash", "software")
 
 
 @dataclass(frozen=True)
