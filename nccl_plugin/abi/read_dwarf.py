@@ -49,7 +49,8 @@ def read_release(library: Path, release: str) -> ReleaseFacts:
 
 def known_symbols(elf: ELFFile) -> list[str]:
     """Return the tables that the binary can ask a plugin for: the names that it holds as constants."""
-    constants = elf.get_section_by_name(".rodata").data()
+    section = elf.get_section_by_name(".rodata")
+    constants = section.data() if section else b""
     found = {int(number) for number in re.findall(rb"(?<![A-Za-z])ncclProfiler_v(\d+)(?=\0)", constants)}
     return [f"ncclProfiler_v{version}" for version in sorted(found)]
 
