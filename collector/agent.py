@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 
 import pyarrow as pa
 import structlog
@@ -105,7 +105,6 @@ class Gathering:
             self._watermarks.pop(source, None)
 
     def take(self) -> Gathered:
-        """Return everything since the last time."""
         self.is_due.clear()
         with self._guard:
             pieces, self._pieces, self._rows = self._pieces, {}, 0
@@ -166,7 +165,10 @@ class Follower:
             cpu_s = self.health.cpu_s + time.thread_time() - begin_cpu_s
             self.health = replace(self.health, last_s=spent_s, cpu_s=cpu_s, reading_since_ns=None)
             self._clock.wait(stop, max(pause_s - spent_s, 0.0))
-        self._close()
+        try:
+            self.source.close()
+        except Exception as error:  # noqa: BLE001  # it is the end anyway
+            _log.warning("source did not close", source=self.source.name, error=str(error))
 
     def _read_once(self) -> float:
         """Read, and return how long to wait before the next time."""
@@ -215,17 +217,12 @@ class Follower:
         self._gathering.forget(self.source.name)
         self.health = replace(self.health, is_present=False, is_well=True)
 
-    def _close(self) -> None:
-        try:
-            self.source.close()
-        except Exception as error:  # noqa: BLE001  # it is the end anyway
-            _log.warning("source did not close", source=self.source.name, error=str(error))
-
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # malloc.h of glibc
 _LARGE = 32 << 20  # larger than any array of a reading
 
 
+# None in sys.modules would not do: what Cython compiles, as Arrow is, imports it as if it were a module.
 class _NoPandas(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name == "pandas":
@@ -261,20 +258,20 @@ class CollectorAgent:
         queue: BatchQueue,
         destination: Destination,
         clock: Clock,
-        checkpoints: Checkpoints | None = None,
+        checkpoints: Checkpoints = MappingProxyType({}),
     ) -> None:
         """`checkpoints` are those of the last batch that an earlier agent of this host kept."""
         self._host, self._clock = host, clock
         self._queue, self._destination = queue, destination
         self._boot = uuid.uuid4().hex
         self._number = 0
-        self._gathering = Gathering(checkpoints or {}, clock)
+        self._gathering = Gathering(checkpoints, clock)
         self.shipper = Shipper(host, queue, destination, clock)
         self.followers = [
             Follower(source, self._gathering, lambda: self.shipper.requests, clock) for source in sources
         ]
         for follower in self.followers:
-            if checkpoints and follower.source.name in checkpoints:
+            if follower.source.name in checkpoints:
                 follower.resume(checkpoints[follower.source.name])
         self._stop = threading.Event()
         self._readers = [

@@ -41,20 +41,16 @@ class AgentMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield InfoMetricFamily("lockstep_build", "Release of Lockstep", {"version": __version__})
-        yield from self._sources()
-        yield from self._shipping()
-
-    def _sources(self) -> Iterator[Metric]:
         for name, meaning, measure in _GAUGES:
             yield self._by_source(GaugeMetricFamily, name, meaning, measure)
         for name, meaning, measure in _COUNTERS:
             yield self._by_source(CounterMetricFamily, name, meaning, measure)
         stuck = "How long a read that has not ended is under way; 0 between reads"
         yield self._by_source(GaugeMetricFamily, "reading_seconds", stuck, self._reading_s)
+        yield from self._shipping()
 
-    def _by_source(
-        self, family: Any, name: str, meaning: str, measure: Measure
-    ) -> Metric:  # Any: two classes, one use
+    # Any: two classes, one use
+    def _by_source(self, family: Any, name: str, meaning: str, measure: Measure) -> Metric:
         metric: Metric = family(f"lockstep_collector_source_{name}", meaning, labels=["source"])
         for follower in self._agent.followers:
             metric.add_metric([follower.source.name], float(measure(follower.health)))  # type: ignore[attr-defined]

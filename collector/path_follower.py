@@ -10,9 +10,9 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import structlog
@@ -34,8 +34,7 @@ _OLD_NS = 86_400 * NS_PER_S
 _Mark = tuple[int, int, int, int]  # device, inode, size, last change, which its owner cannot forge
 
 
-@dataclass(frozen=True, slots=True)
-class _Reported:
+class _Reported(NamedTuple):
     """What one file says as of one plan."""
 
     mark: _Mark
@@ -59,9 +58,13 @@ class PathReports:
             self._gone += self._reported.pop(name).outcomes
         for name, mark in there.items():
             reported = self._reported.get(name)
-            if reported is None or (reported.mark, reported.generation) != (mark, generation):
+            if reported is None or reported[:2] != (mark, generation):
                 self._reported[name] = _Reported(mark, generation, _read(self._folder / name, mark, generation))
-        return _sum_up(sum((reported.outcomes for reported in self._reported.values()), self._gone), generation)
+        outcomes = sum((reported.outcomes for reported in self._reported.values()), self._gone)
+        others = {name: count for name, count in sorted(outcomes.items()) if name != "enforced"}
+        enforced = outcomes["enforced"]
+        planned = enforced + sum(others.values())
+        return PathCount(generation=generation, planned=planned, enforced=enforced, reasons=others)
 
     def tidy(self, now_ns: int) -> int:
         """Take away the files that were counted and whose processes are gone; return how many."""
@@ -128,14 +131,6 @@ def _mark(found: os.stat_result) -> _Mark:
     return found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns
 
 
-def _sum_up(outcomes: Counter[str], generation: int) -> PathCount:
-    others = {name: count for name, count in sorted(outcomes.items()) if name != "enforced"}
-    enforced = outcomes["enforced"]
-    return PathCount(
-        generation=generation, planned=enforced + sum(others.values()), enforced=enforced, reasons=others
-    )
-
-
 _log = structlog.get_logger("paths")
 
 _TIMEOUT_S = 5.0
@@ -150,17 +145,17 @@ class PathFollower:
         self._client, self._clock = client, clock
         self._path = f"/api/v1/paths/hosts/{host}"
         self._file, self._kept, self._reports = file, file.with_name(f"{file.name}.json"), PathReports(reports)
-        self._held = _read_kept(self._kept)
+        self._held: HostPaths | None = None
+        with contextlib.suppress(OSError, BadInput):  # nothing was kept by an earlier agent, or nothing of use
+            self._held = _parse(self._kept.read_bytes())
         self._reported: PathCount | None = None
         self.trouble: str | None = None  # why the plan cannot be followed at the moment
 
     @property
     def choices(self) -> Sequence[PathChoice]:
-        """Return the paths of this host as they were told last."""
         return self._held.choices if self._held and self._held.is_enforceable else ()
 
     def follow(self, stop: threading.Event) -> None:
-        """Go on until told to stop."""
         while not stop.is_set():
             self.follow_once()
             self._clock.wait(stop, POLL_S)
@@ -197,10 +192,13 @@ class PathFollower:
             raise
 
     def _report(self) -> None:
-        generation = _read_generation(self._file)
-        if generation is None:
+        try:
+            plan = read_plan(self._file)
+        except BadInput:
             return
-        count = self._reports.count(generation)
+        if plan is None:
+            return
+        count = self._reports.count(plan.generation)
         self._reports.tidy(self._clock.now_ns())
         if count != self._reported:
             self._client.post(f"{self._path}/count", json=count.model_dump()).raise_for_status()
@@ -224,20 +222,3 @@ def _parse(content: bytes) -> HostPaths:
         return HostPaths.model_validate_json(content)
     except ValidationError as error:
         raise BadInput(f"the server's path plan makes no sense: {error.errors()[0]['msg']}") from None
-
-
-def _read_kept(file: Path) -> HostPaths | None:
-    """Return what an earlier agent was told; None where there is nothing, or nothing of use."""
-    try:
-        return _parse(file.read_bytes())
-    except (OSError, BadInput):
-        return None
-
-
-def _read_generation(file: Path) -> int | None:
-    """Return the generation of the plan in force on this host; None without one."""
-    try:
-        plan = read_plan(file)
-    except BadInput:
-        return None
-    return plan.generation if plan else None

@@ -71,10 +71,8 @@ class PortProber:
         return found
 
     def _aim(self, flow: Flow, ttl: int) -> Shot:
-        source, target = (
-            self._book.address_of(self._host, flow.src_nic),
-            self._book.address_of(flow.dst, flow.dst_nic),
-        )
+        source = self._book.address_of(self._host, flow.src_nic)
+        target = self._book.address_of(flow.dst, flow.dst_nic)
         if source is None or target is None:
             raise NotPresent(f"an address of {self._host}/{flow.src_nic} or {flow.dst}/{flow.dst_nic} is not known")
         return Shot(flow, source, target, ttl, fit_token("tcp", next(self._tokens)))
@@ -157,7 +155,6 @@ class PathAgent:
         self.answered = self.refused = 0
 
     def answer(self, question: bytes) -> bytes:
-        """Return the answer to a question, whatever it is."""
         ports = self._find(question.decode(errors="replace").split(" "))
         self.answered += bool(ports)
         self.refused += not ports

@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import ssl
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -107,7 +106,6 @@ class Shipper:
         return self._trouble is not None
 
     def ship(self, stop: threading.Event) -> None:
-        """Send until stopped."""
         while not stop.is_set():
             self.arrived.clear()
             batch = None if stop.is_set() else self._queue.first()
@@ -212,7 +210,8 @@ class GatewayClient:
         url = _parse(server)
         self.address = f"{url.hostname}:{url.port}" if url.port else url.hostname
         self._path = url.path.rstrip("/") + "/api/v1/ingest"
-        self._connection = _connection(url)
+        kind = http.client.HTTPConnection if url.scheme == "http" else http.client.HTTPSConnection
+        self._connection = kind(url.hostname or "", url.port, timeout=_TIMEOUT_S)
 
     def send(self, batch: Batch) -> Receipt:
         """Return the receipt; ServerRefused when the server says no, DestinationAway when it says nothing."""
@@ -246,14 +245,6 @@ class GatewayClient:
             self._connection.request("POST", self._path, body, headers)
             answer = self._connection.getresponse()
         return answer.status, answer.read()
-
-
-def _connection(url: SplitResult) -> http.client.HTTPConnection:
-    if url.scheme == "http":
-        return http.client.HTTPConnection(url.hostname or "", url.port, timeout=_TIMEOUT_S)
-    return http.client.HTTPSConnection(
-        url.hostname or "", url.port, timeout=_TIMEOUT_S, context=ssl.create_default_context()
-    )
 
 
 def _parse(server: str) -> SplitResult:

@@ -56,7 +56,11 @@ def write_batch(directory: Path, position: Position, batch: Batch, durable: bool
     content = head.encode() + b"\n" + batch.body
     unfinished = directory / (position.name(WAITING) + ".tmp")
     try:
-        _write(unfinished, content, durable)
+        with open(unfinished, "wb") as out:
+            out.write(content)
+            if durable:
+                out.flush()
+                os.fsync(out.fileno())
         unfinished.rename(directory / position.name(WAITING))
     except OSError:
         unfinished.unlink(missing_ok=True)
@@ -79,14 +83,6 @@ def read_batch(file: Path) -> Batch:
     if position is None or checksum != zlib.crc32(body):
         raise BadInput(f"{file}: the batch is not what was written")
     return Batch(position.boot, position.number, body, rows, checkpoints)
-
-
-def _write(file: Path, content: bytes, durable: bool) -> None:
-    with open(file, "wb") as out:
-        out.write(content)
-        if durable:
-            out.flush()
-            os.fsync(out.fileno())
 
 
 _SLOT_BYTES = 1 << 18
@@ -203,21 +199,19 @@ class Spool:
 
     def remove(self, batch: Batch) -> None:
         with self._guard:
-            if not self._is_first(batch):
-                return
-            if self._filed:
-                self._keep_as_last(self._take_filed())
-            else:
-                self._take_held()
+            if self._is_first(batch):
+                if self._filed:
+                    self._keep_as_last(self._take_filed())
+                else:
+                    self._take_held()
 
     def refuse(self, batch: Batch) -> None:
         with self._guard:
-            if not self._is_first(batch):
-                return
-            if self._filed:
-                self._drop_filed()
-            else:
-                self._drop_held()
+            if self._is_first(batch):
+                if self._filed:
+                    self._drop_filed()
+                else:
+                    self._drop_held()
 
     def close(self) -> None:
         os.close(self._lock)

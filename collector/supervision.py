@@ -90,9 +90,7 @@ def _follow(pid: int, watched: set[signal.Signals]) -> int:
                 # A shell that stops its job waits until we have stopped too. Where nobody could continue us (a group
                 # without a parent in its session) the kernel does not stop the command, and so not us.
                 os.kill(os.getpid(), signal.SIGSTOP)
-        elif (
-            reported.si_code <= 0 and reported.si_pid != pid
-        ):  # above 0 is the kernel's, which has told the command too
+        elif reported.si_code <= 0 and reported.si_pid != pid:  # above 0: the kernel has told the command too
             os.kill(pid, reported.si_signo)
 
 

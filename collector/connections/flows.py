@@ -17,7 +17,7 @@ import structlog
 from collector.connections.log_report import LogReport
 from collector.connections.nics import HostNics
 from collector.connections.processes import NcclProcess, network_namespace, socket_inodes
-from collector.connections.rows import Flow, network_transport
+from collector.connections.rows import BOTH, Flow, network_transport
 from collector.kernel.change_log import ChangeLog
 from collector.kernel.inet_diag import MOST_SOCKETS, TcpSocket, address_text, list_tcp_sockets
 from collector.kernel.links import (
@@ -39,7 +39,7 @@ _log = structlog.get_logger("connections")
 _INCOMPLETE = "the kernel does not tell all of connections"
 _MOST_NAMESPACES = 64  # looked into at a time; a host has a handful of jobs
 BULK_BYTES = 65_536  # sent between two looks; keepalives and rendezvous stay far below
-_CHOSEN_PORTS = (32_768, 60_999)  # ip(7): the kernel's default for ports that nobody asked for
+_CHOSEN_PORTS = range(32_768, 61_000)  # ip(7): the kernel's default for ports that nobody asked for
 
 # What such a row is worth; a row of the log says itself how sure it is.
 _SOCKET = 0.8
@@ -48,16 +48,16 @@ _QUEUE_PAIR = 0.8
 _UNDIRECTED = 0.5  # which way the data goes is not known
 
 
-@dataclass
 class BulkSockets:
     """Tells which sockets send bulk data, by what each has sent since the last look; once one did, it stays one."""
 
-    _sent_bytes: dict[int, int] = field(default_factory=dict)  # by cookie
-    _bulk: set[int] = field(default_factory=set)
+    def __init__(self) -> None:
+        self._sent_bytes: dict[int, int] = {}  # by cookie
+        self._bulk: set[int] = set()
 
-    def choose(self, sockets: Iterable[TcpSocket], ports: tuple[int, int]) -> list[TcpSocket]:
+    def choose(self, sockets: Iterable[TcpSocket], ports: range) -> list[TcpSocket]:
         """Return those of the sockets that carry bulk data between ports that the kernel chose."""
-        candidates = [each for each in sockets if _is_chosen(each.lport, ports) and _is_chosen(each.rport, ports)]
+        candidates = [each for each in sockets if each.lport in ports and each.rport in ports]
         sent = {each.cookie: each.bytes_sent or 0 for each in candidates[:MOST_SOCKETS]}
         self._bulk &= sent.keys()
         self._bulk |= {
@@ -67,11 +67,11 @@ class BulkSockets:
         return [each for each in candidates if each.cookie in self._bulk]
 
 
-def read_chosen_ports(root: Path) -> tuple[int, int]:
-    """Return the first and last port that the kernel gives to sockets that ask for none."""
+def read_chosen_ports(root: Path) -> range:
+    """Return the ports that the kernel gives to sockets that ask for none."""
     try:
         first, last = (root / "proc/sys/net/ipv4/ip_local_port_range").read_text().split()
-        return int(first), int(last)
+        return range(int(first), int(last) + 1)
     except (OSError, ValueError):
         return _CHOSEN_PORTS
 
@@ -116,7 +116,8 @@ def flows_of_queue_pairs(
     owner: tuple[int, int], pairs: Iterable[QueuePair], report: LogReport, nics: HostNics
 ) -> list[Flow]:
     """Return the queue pairs of a process as flows, those of the kernel and those that only the log has."""
-    seen = {pair.lqpn: pair for pair in pairs if _carries_data(pair)}
+    # A queue pair without an end, or one that is its own (NCCL flushes GPU memory through it), carries no data.
+    seen = {pair.lqpn: pair for pair in pairs if pair.state == "RTS" and pair.rqpn not in (None, pair.lqpn)}
     flows = [flow for pair in seen.values() for flow in _flows_of_pair(owner, pair, report, nics)]
     flows += [
         _pair_flow(owner, "send", nics.name_port(port), qpn, None, "nccl_log", _QUEUE_PAIR)
@@ -126,21 +127,14 @@ def flows_of_queue_pairs(
     return flows
 
 
-def _carries_data(pair: QueuePair) -> bool:
-    """A queue pair without an end, or one that is its own (NCCL flushes GPU memory through it), carries none."""
-    return pair.state == "RTS" and pair.rqpn is not None and pair.rqpn != pair.lqpn
-
-
 def _flows_of_pair(owner: tuple[int, int], pair: QueuePair, report: LogReport, nics: HostNics) -> list[Flow]:
     nic = nics.name_port(f"{pair.device}:{pair.port}")
-    if pair.lqpn in report.queue_pairs:
-        return [_pair_flow(owner, "send", nic, pair.lqpn, pair.rqpn, "rdma", _QUEUE_PAIR)]
     if report.queue_pairs:  # the log names all that send
-        return [_pair_flow(owner, "recv", nic, pair.lqpn, pair.rqpn, "rdma", _QUEUE_PAIR)]
-    both: tuple[Direction, ...] = ("send", "recv")
+        direction: Direction = "send" if pair.lqpn in report.queue_pairs else "recv"
+        return [_pair_flow(owner, direction, nic, pair.lqpn, pair.rqpn, "rdma", _QUEUE_PAIR)]
     return [
         _pair_flow(owner, direction, nic, pair.lqpn, pair.rqpn, "rdma", _UNDIRECTED, may_join=False)
-        for direction in both
+        for direction in BOTH
     ]
 
 
@@ -158,10 +152,6 @@ def _pair_flow(
     return Flow(key, direction, "ib", nic, source, confidence, lqpn=lqpn, rqpn=rqpn, may_join=may_join)
 
 
-def _is_chosen(port: int, ports: tuple[int, int]) -> bool:
-    return ports[0] <= port <= ports[1]
-
-
 def list_addresses(namespace_fd: int | None = None) -> dict[str, str]:
     """Return the interface of each address; NotPresent where the kernel does not say.
 
@@ -176,18 +166,13 @@ def list_addresses(namespace_fd: int | None = None) -> dict[str, str]:
     return {address_text(address): names[index] for address, index in found if index in names}
 
 
-ListSockets = Callable[[int | None], Iterable[TcpSocket]]
-ListAddresses = Callable[[int | None], Mapping[str, str]]
-ListPairs = Callable[[], Iterable[QueuePair]]
-
-
 @dataclass(frozen=True)
 class Kernel:
     """The questions that are asked; each raises NotPresent where the kernel has no answer."""
 
-    sockets: ListSockets = list_tcp_sockets
-    addresses: ListAddresses = list_addresses
-    pairs: ListPairs = list_queue_pairs
+    sockets: Callable[[int | None], Iterable[TcpSocket]] = list_tcp_sockets
+    addresses: Callable[[int | None], Mapping[str, str]] = list_addresses
+    pairs: Callable[[], Iterable[QueuePair]] = list_queue_pairs
 
 
 @dataclass(frozen=True)
@@ -207,7 +192,6 @@ class KernelView:
         self._problems = ChangeLog(_log, "info")
 
     def sockets_of(self, processes: Iterable[NcclProcess]) -> dict[int, OpenSockets]:
-        """Return the open sockets by process id."""
         homes: dict[str, list[NcclProcess]] = defaultdict(list)
         for process in processes:
             homes[network_namespace(self._proc, process.pid)].append(process)
@@ -215,7 +199,6 @@ class KernelView:
         return {pid: found for home in self._bulk for pid, found in self._read_namespace(home, homes[home]).items()}
 
     def pairs_by_pid(self) -> dict[int, list[QueuePair]]:
-        """Return the queue pairs of each process."""
         by_pid: dict[int, list[QueuePair]] = defaultdict(list)
         try:
             for pair in self._kernel.pairs():

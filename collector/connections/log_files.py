@@ -1,6 +1,7 @@
 """What one process has written about its connections: its log, its graph, its topology; read on where it was left."""
 
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 from xml.etree import ElementTree
 
-from collector.connections.log_lines import LINE_BYTES, FailedCompletion, Warned
+from collector.connections.log_lines import LINE_BYTES, Warned
 from collector.connections.log_report import LogReport
 from collector.connections.processes import NcclProcess
 from lockstep.errors import BadInput
@@ -66,8 +67,8 @@ def _uses_of(number: int, channel: ElementTree.Element) -> Iterator[DeviceUse]:
 
 
 def _number(text: str | None) -> int | None:
-    is_number = bool(text) and text is not None and text.isascii() and text.isdecimal() and len(text) < 10
-    return int(text) if text and is_number and int(text) < _MOST_DEVICE else None
+    found = re.fullmatch("[0-9]{1,4}", text or "")
+    return int(found[0]) if found and int(found[0]) < _MOST_DEVICE else None
 
 
 READ_BYTES = 1 << 20  # of one file at a time; a log of NCCL has some ten KB a communicator
@@ -81,14 +82,7 @@ def expand_name(pattern: str, hostname: str, pid: int) -> str:
     '/tmp/n1.42.100%.%x'
     """
     values = {"h": hostname.partition(".")[0], "p": str(pid), "%": "%"}
-    parts: list[str] = []
-    at = 0
-    while at < len(pattern):
-        letter, following = pattern[at], pattern[at + 1 : at + 2]
-        is_code = letter == "%" and following in values and bool(following)
-        parts.append(values[following] if is_code else letter)
-        at += 2 if is_code else 1
-    return "".join(parts)
+    return re.sub("%([hp%])", lambda code: values[code[1]], pattern)
 
 
 class LogTail:
@@ -175,7 +169,7 @@ _Parsed = TypeVar("_Parsed")
 class NewTroubles:
     """Warnings that are new in a log, and when its last line was written."""
 
-    reported: list[FailedCompletion | Warned] = field(default_factory=list)
+    reported: list[Warned] = field(default_factory=list)
     written_ns: int = 0
 
 
@@ -216,7 +210,6 @@ class ProcessFiles:
         return NewTroubles([each for part in parts for each in part.reported], max(part.written_ns for part in parts))
 
     def close(self) -> None:
-        """Let go of the log."""
         if self._log is not None:
             os.close(self._log)
         self._log = None

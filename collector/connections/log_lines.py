@@ -1,8 +1,9 @@
-"""What NCCL's log can tell, one record per kind of line; `collector.connections.log_lines` reads them."""
+"""What NCCL's log can tell: a line is read as who wrote it, and as the fact that it states."""
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from lockstep.records import Direction
 from lockstep.supervision import clean
@@ -18,8 +19,14 @@ class LogLine:
     text: str
 
 
+class Fact:
+    """What a line states, one record per kind of line."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class Release:
+class Release(Fact):
     """Which NCCL writes."""
 
     major: int
@@ -27,7 +34,7 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class NetDevices:
+class NetDevices(Fact):
     """The network devices by NCCL's number: an interface, or the ports of an RDMA device as `mlx5_0:1`."""
 
     network: str  # IB, Socket
@@ -36,7 +43,7 @@ class NetDevices:
 
 
 @dataclass(frozen=True, slots=True)
-class JoinedDevice:
+class JoinedDevice(Fact):
     """Several devices that NCCL uses as one."""
 
     number: int
@@ -44,7 +51,7 @@ class JoinedDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class CommBegins:
+class CommBegins(Fact):
     """A communicator is being made; a split one has no id of its own in the log, but its parent."""
 
     pointer: int
@@ -58,32 +65,25 @@ class CommBegins:
 
 
 @dataclass(frozen=True, slots=True)
-class CommReady:
+class CommChange(Fact):
+    """A communicator is made, or it is gone."""
+
     pointer: int
+    is_ready: bool
 
 
 @dataclass(frozen=True, slots=True)
-class CommEnds:
-    pointer: int
+class ProxyLine(Fact):
+    """The writer is the proxy thread of the communicator that is being made, or was asked for a connection.
+
+    Or it has what it asked a proxy thread for, and the line on its channel comes next.
+    """
+
+    what: Literal["began", "asked", "answered"]
 
 
 @dataclass(frozen=True, slots=True)
-class ProxyThread:
-    """The writer of this line serves the connections of the communicator that is being made."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProxyAsked:
-    """The writer, a proxy thread, was asked for a connection."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProxyAnswered:
-    """The writer has what it asked a proxy thread for; the line on its channel comes next."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelLine:
+class ChannelLine(Fact):
     """A connection of one channel, seen from the rank that writes."""
 
     channel: int
@@ -98,7 +98,7 @@ class ChannelLine:
 
 
 @dataclass(frozen=True, slots=True)
-class QueuePairLine:
+class QueuePairLine(Fact):
     """A queue pair that sends; the other side's number is not in the log."""
 
     device: int  # number among the physical devices
@@ -107,38 +107,18 @@ class QueuePairLine:
 
 
 @dataclass(frozen=True, slots=True)
-class FailedCompletion:
-    """An RDMA request that ended with an error."""
+class Warned(Fact):
+    """A warning."""
 
-    peer: str
-    status: int
-    vendor_error: int | None
-    hca: str | None  # since 2.23
     sentence: str
 
 
 @dataclass(frozen=True, slots=True)
-class Warned:
-    """Any other warning."""
+class FailedCompletion(Warned):
+    """An RDMA request that ended with an error."""
 
-    sentence: str
-
-
-Fact = (
-    Release
-    | NetDevices
-    | JoinedDevice
-    | CommBegins
-    | CommReady
-    | CommEnds
-    | ProxyThread
-    | ProxyAsked
-    | ProxyAnswered
-    | ChannelLine
-    | QueuePairLine
-    | FailedCompletion
-    | Warned
-)
+    status: int
+    hca: str | None  # since 2.23
 
 
 LINE_BYTES = 4_096  # NCCL's buffer has 1,024, and a list of NICs up to 2,048 in other builds
@@ -161,7 +141,7 @@ def read_line(raw: bytes) -> LogLine | None:
 def understand(line: LogLine) -> Fact | None:
     """Return the fact that a line states, or None."""
     if line.is_warning:
-        return _completion(line.text) or Warned(clean(line.text, _SENTENCE_LETTERS))
+        return _warning(line.text)
     for beginning, read in _READERS:
         if line.text.startswith(beginning):
             return read(line.text)
@@ -200,7 +180,7 @@ _INTERFACE = re.compile(r"([\w.@-]{1,32}):([0-9a-fA-F:.]{2,45})", re.ASCII)
 def _net(text: str) -> Fact | None:
     using = _USING.match(text)
     if not using:
-        return _joined(text) or _queue_pair(text)
+        return _joined_or_queue_pair(text)
     # The number in brackets is not always the one that channels use; the place in the list is.
     entries = [found[1] or found[2] for found in _ENTRY.finditer(text.partition("; OOB")[0], using.end())]
     entries = [entry for entry in entries if entry]
@@ -214,21 +194,16 @@ def _net(text: str) -> Fact | None:
 
 
 _JOINED = re.compile(r"NET/IB : Made virtual device \[(\d{1,4})\] name=([\w.:+-]{1,300}) ", re.ASCII)
-
-
-def _joined(text: str) -> JoinedDevice | None:
-    found = _JOINED.match(text)
-    return JoinedDevice(int(found[1]), tuple(found[2].split("+"))) if found else None
-
-
 _QUEUE_PAIR = re.compile(
     r"NET/IB ?: (?:NCCL )?(?:Merged)?Dev (\d{1,4}) (?:IbDev (\d{1,4}) )?Port (\d{1,3}) qpn (\d{1,9}) mtu", re.ASCII
 )
 
 
-def _queue_pair(text: str) -> QueuePairLine | None:
-    found = _QUEUE_PAIR.match(text)
-    return QueuePairLine(int(found[2] or found[1]), int(found[3]), int(found[4])) if found else None
+def _joined_or_queue_pair(text: str) -> JoinedDevice | QueuePairLine | None:
+    if joined := _JOINED.match(text):
+        return JoinedDevice(int(joined[1]), tuple(joined[2].split("+")))
+    pair = _QUEUE_PAIR.match(text)
+    return QueuePairLine(int(pair[2] or pair[1]), int(pair[3]), int(pair[4])) if pair else None
 
 
 _COMM = re.compile(
@@ -240,17 +215,13 @@ _COMM_ID = re.compile(r"commId 0x([0-9a-f]{1,16}) ")
 _PARENT = re.compile(r"parent 0x([0-9a-f]{1,16}) (?:(?:split|child)Count (\d{1,9}) )?color (\d{1,10}) key", re.ASCII)
 
 
-def _comm(text: str) -> CommBegins | CommReady | CommEnds | None:
+def _comm(text: str) -> CommBegins | CommChange | None:
     found = _COMM.match(text)
     if not found:
         return None
     pointer = int(found[1], 16)
-    if found[6] != "Init":
-        return CommEnds(pointer)
-    return _begin(found, pointer) if found[7] == "START" else CommReady(pointer)
-
-
-def _begin(found: re.Match[str], pointer: int) -> CommBegins:
+    if (found[6], found[7]) != ("Init", "START"):
+        return CommChange(pointer, is_ready=found[6] == "Init")
     comm_id, parent = _COMM_ID.search(found[5]), _PARENT.search(found[5])
     return CommBegins(
         pointer,
@@ -304,34 +275,27 @@ def _direction(word: str) -> Direction:
 
 
 _COMPLETION = re.compile(
-    r"NET/IB[\w/]{0,12} ?: ?Got completion from peer (\S{1,300}) with "
+    r"NET/IB[\w/]{0,12} ?: ?Got completion from peer \S{1,300} with "
     r"(?:error (\d{1,3})|status=(\d{1,3})|status=[\w ]{1,60}\((\d{1,3})\))(.{0,1000})",
     re.ASCII,
 )
-_VENDOR = re.compile(r"vendor[ _]err[ =](\d{1,10})", re.ASCII)
 _HCA = re.compile(r" hca ([\w.-]{1,64})", re.ASCII)
 
 
-def _completion(text: str) -> FailedCompletion | None:
-    found = _COMPLETION.match(text)
+def _warning(text: str) -> Warned:
+    found, sentence = _COMPLETION.match(text), clean(text, _SENTENCE_LETTERS)
     if not found:
-        return None
-    vendor, hca = _VENDOR.search(found[5]), _HCA.search(found[5])
-    return FailedCompletion(
-        peer=clean(found[1], 100),
-        status=int(found[2] or found[3] or found[4]),
-        vendor_error=int(vendor[1]) if vendor else None,
-        hca=hca[1] if hca else None,
-        sentence=clean(text, _SENTENCE_LETTERS),
-    )
+        return Warned(sentence)
+    hca = _HCA.search(found[4])
+    return FailedCompletion(sentence, int(found[1] or found[2] or found[3]), hca[1] if hca else None)
 
 
 _READERS: tuple[tuple[str, Callable[[str], Fact | None]], ...] = (
     ("Channel ", _channel),
     ("CollNet ", _collnet),
     ("NET/", _net),
-    ("New proxy ", lambda _: ProxyAsked()),
-    ("Connected to proxy ", lambda _: ProxyAnswered()),
-    ("[Proxy Service] ", lambda _: ProxyThread()),
+    ("New proxy ", lambda _: ProxyLine("asked")),
+    ("Connected to proxy ", lambda _: ProxyLine("answered")),
+    ("[Proxy Service] ", lambda _: ProxyLine("began")),
     ("NCCL version ", _release),
 )

@@ -7,15 +7,11 @@ from dataclasses import dataclass
 from collector.connections.log_lines import (
     ChannelLine,
     CommBegins,
-    CommEnds,
-    CommReady,
+    CommChange,
     Fact,
-    FailedCompletion,
     JoinedDevice,
     NetDevices,
-    ProxyAnswered,
-    ProxyAsked,
-    ProxyThread,
+    ProxyLine,
     QueuePairLine,
     Release,
     Warned,
@@ -75,24 +71,21 @@ class CommBook:
             fact.pointer, fact.rank, fact.nranks, fact.gpu, self._id_of(fact, parent), tid, proxy_tid
         )
 
-    def finish(self, pointer: int) -> None:
-        if pointer in self._comms:
-            self._comms[pointer].maker_tid = None
+    def change(self, fact: CommChange) -> None:
+        if not fact.is_ready:
+            self._comms.pop(fact.pointer, None)
+        elif fact.pointer in self._comms:
+            self._comms[fact.pointer].maker_tid = None
 
-    def end(self, pointer: int) -> None:
-        self._comms.pop(pointer, None)
-
-    def add_proxy(self, tid: int) -> None:
-        """A proxy thread has begun: it belongs to the communicator that is being made, if there is only one."""
-        being_made = [comm for comm in self._comms.values() if comm.maker_tid is not None]
-        if len(being_made) == 1:
-            being_made[0].proxy_tid = tid
-
-    def ask_proxy(self, tid: int) -> None:
-        self._asked_tid = tid
-
-    def answer_proxy(self, tid: int) -> None:
-        if self._asked_tid is not None and len(self._answers) < _MOST_THREADS:
+    def take_proxy(self, tid: int, fact: ProxyLine) -> None:
+        """Take what a thread says of proxies; one that begins is of the communicator that alone is being made."""
+        if fact.what == "asked":
+            self._asked_tid = tid
+        elif fact.what == "began":
+            being_made = [comm for comm in self._comms.values() if comm.maker_tid is not None]
+            if len(being_made) == 1:
+                being_made[0].proxy_tid = tid
+        elif self._asked_tid is not None and len(self._answers) < _MOST_THREADS:
             self._answers[tid] = self._asked_tid
 
     def find(self, tid: int, line: ChannelLine) -> tuple[LoggedComm | None, float]:
@@ -139,6 +132,8 @@ _MOST_QUEUE_PAIRS = 16_384
 _MOST_DEVICES = 1_024
 _MOST_TROUBLES = 256  # between two reads; a broken link makes one a connection
 
+_NOTHING_KNOWN = NetDevices("", ())
+
 Key = tuple[int | None, int | None, int, int, int, int, Direction]
 
 
@@ -156,7 +151,6 @@ class LoggedConnection:
     devices: tuple[str, ...]  # `eth0`, or ports as `mlx5_0:1`; empty where the log did not name them
     address: str  # of the interface, where the network is one of sockets
     proxy_rank: int | None
-    gpu: int | None
     confidence: float
 
 
@@ -173,7 +167,7 @@ class LogReport:
         self._joined: dict[int, tuple[str, ...]] = {}
         self.connections: dict[Key, LoggedConnection] = {}
         self.queue_pairs: dict[int, str] = {}
-        self._troubles: list[FailedCompletion | Warned] = []
+        self._troubles: list[Warned] = []
         self._lost = 0
         self.revision = 0  # changes whenever something was learnt
         self.uses_proxies = False  # whether another process drives the NIC of one of its connections (PXN)
@@ -181,11 +175,9 @@ class LogReport:
 
     @property
     def size(self) -> int:
-        """How many things are remembered."""
         return len(self.connections) + len(self.queue_pairs) + len(self.comms)
 
     def take(self, raw: bytes) -> None:
-        """Take the next line of the file, whatever it is."""
         line = read_line(raw)
         if line is None or line.pid != self._pid:
             return
@@ -194,8 +186,7 @@ class LogReport:
             self.revision += 1
             self._learn(line.tid, fact)
 
-    def pop_troubles(self) -> list[FailedCompletion | Warned]:
-        """Return what went wrong since the last time."""
+    def pop_troubles(self) -> list[Warned]:
         troubles, self._troubles = self._troubles, []
         return troubles
 
@@ -204,44 +195,26 @@ class LogReport:
         lost, self._lost = self._lost, 0
         return lost
 
-    def names_of(self, device: int, network: str = "IB") -> tuple[str, ...]:
-        """Return what a network's device of this number is made of; empty where the log did not say."""
-        known = self.networks.get(network)
-        if network.startswith("IB") and device in self._joined:
-            return self._joined[device]
-        return known.names[device] if known and device < len(known.names) else ()
-
     def _learn(self, tid: int, fact: Fact) -> None:
         match fact:
             case ChannelLine():
                 self._connect(tid, fact)
             case QueuePairLine():
                 self._add_queue_pair(fact)
-            case NetDevices() | JoinedDevice() | Release():
-                self._learn_host(fact)
-            case FailedCompletion() | Warned() if len(self._troubles) < _MOST_TROUBLES:
+            case Warned() if len(self._troubles) < _MOST_TROUBLES:
                 self._troubles.append(fact)
-            case FailedCompletion() | Warned():
+            case Warned():
                 self._lost += 1
-            case _:
-                self._learn_comm(tid, fact)
-
-    def _learn_comm(self, tid: int, fact: Fact) -> None:
-        match fact:
             case CommBegins():
                 self.comms.begin(tid, fact)
-            case CommReady(pointer=pointer):
-                self.comms.finish(pointer)
-            case CommEnds(pointer=pointer):
-                self.comms.end(pointer)
-            case ProxyThread():
-                self.comms.add_proxy(tid)
-            case ProxyAsked():
-                self.comms.ask_proxy(tid)
-            case ProxyAnswered():
-                self.comms.answer_proxy(tid)
+            case CommChange():
+                self.comms.change(fact)
+            case ProxyLine():
+                self.comms.take_proxy(tid, fact)
+            case _:
+                self._learn_host(fact)
 
-    def _learn_host(self, fact: NetDevices | JoinedDevice | Release) -> None:
+    def _learn_host(self, fact: Fact) -> None:
         match fact:
             case Release(major=major, minor=minor):
                 self.comms.release = (major, minor)
@@ -252,12 +225,9 @@ class LogReport:
 
     def _ports_of(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Return the ports of devices that NCCL names without their port."""
-        plain = {port.rpartition(":")[0]: port for names in self._ib_names() for port in names}
+        known = self.networks.get("IB", _NOTHING_KNOWN)
+        plain = {port.rpartition(":")[0]: port for names in known.names for port in names}
         return tuple(plain.get(name, f"{name}:1") for name in names)
-
-    def _ib_names(self) -> tuple[tuple[str, ...], ...]:
-        known = self.networks.get("IB")
-        return known.names if known else ()
 
     def _connect(self, tid: int, line: ChannelLine) -> None:
         comm, confidence = self.comms.find(tid, line)
@@ -266,7 +236,7 @@ class LogReport:
         if key not in self.connections and len(self.connections) >= MOST_CONNECTIONS:
             self._lost += 1
             return
-        devices = self.names_of(line.device, line.network) if line.device is not None else ()
+        devices, address = self._names_of(line.network, line.device)
         network = sys.intern(line.network)
         self.uses_proxies |= line.proxy_rank is not None
         if line.via == "NET" and len(self.used) < _MOST_DEVICES:
@@ -280,21 +250,22 @@ class LogReport:
             via=sys.intern(line.via),
             network=network,
             devices=devices,
-            address=self._address_of(line),
+            address=address,
             proxy_rank=line.proxy_rank,
-            gpu=comm.gpu if comm else None,
             confidence=confidence,
         )
 
-    def _address_of(self, line: ChannelLine) -> str:
-        known = self.networks.get(line.network)
-        is_listed = known and line.device is not None and line.device < len(known.addresses)
-        return known.addresses[line.device] if known and is_listed and line.device is not None else ""
+    def _names_of(self, network: str, device: int | None) -> tuple[tuple[str, ...], str]:
+        """Return what a network's device of this number is made of, and its address; nothing the log did not say."""
+        known = self.networks.get(network, _NOTHING_KNOWN)
+        names, addresses = dict(enumerate(known.names)), dict(enumerate(known.addresses))
+        if network.startswith("IB"):
+            names |= self._joined
+        return (names.get(device, ()), addresses.get(device, "")) if device is not None else ((), "")
 
     def _add_queue_pair(self, line: QueuePairLine) -> None:
         if line.qpn in self.queue_pairs or len(self.queue_pairs) < _MOST_QUEUE_PAIRS:
-            names = self._ib_names()
-            known = names[line.device] if line.device < len(names) else ()
+            known = dict(enumerate(self.networks.get("IB", _NOTHING_KNOWN).names)).get(line.device, ())
             self.queue_pairs[line.qpn] = known[0] if len(known) == 1 else ""
         else:
             self._lost += 1

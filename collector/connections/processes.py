@@ -7,6 +7,7 @@ draws a conclusion from a process alone asks `holds_ring` first.
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -80,15 +81,13 @@ class NcclProcesses:
             return set()
 
     def _judge(self, pid: int, holds_ring: bool) -> NcclProcess | None:
-        try:
+        with suppress(OSError, ValueError):  # it is gone, or another user's
             start_ticks = read_stat(self._proc, pid).start_ticks
             known = self._known.get(pid)
             if known and (known.start_ticks, known.holds_ring) == (start_ticks, holds_ring):
                 return known
             if process := self._meet(pid, start_ticks, holds_ring):
                 return process
-        except (OSError, ValueError):  # it is gone, or another user's
-            pass
         self._others.add(pid)
         return None
 
@@ -131,13 +130,11 @@ def socket_inodes(proc: Path, pid: int) -> set[int]:
     """Return the sockets that a process has open; none when it is gone."""
     folder = f"{proc}/{pid}/fd"
     inodes: set[int] = set()
-    try:
+    with suppress(OSError):
         for name in os.listdir(folder)[:_MOST_FILES]:
             target = read_link(f"{folder}/{name}")
             if target.startswith("socket:[") and target[8:-1].isdecimal():
                 inodes.add(int(target[8:-1]))
-    except OSError:
-        pass
     return inodes
 
 

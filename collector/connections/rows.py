@@ -20,6 +20,7 @@ NicDirection = tuple[Direction, str]  # direction and NIC
 Worth = tuple[float, int]
 
 _KNOWABLE = ("comm", "rank", "peer", "channel", "proxy_rank", "nic", "remote", "sport", "lqpn", "rqpn")
+_DIRECT: dict[str, Transport] = {"P2P": "p2p", "SHM": "shm", "COLLNET": "collnet"}
 _SHARED_FIELDS = ("comm", "rank", "peer", "channel")
 
 
@@ -64,13 +65,12 @@ class LogRows:
 def rows_of_log(
     owner: Owner, connections: Iterable[LoggedConnection], nics: HostNics, networks: Mapping[str, Transport]
 ) -> LogRows:
-    """Return a row for each connection that the log names."""
     rows: dict[Key, Connection] = {}
     by_nic: dict[NicDirection, list[Key]] = defaultdict(list)
     unknown: set[str] = set()
     names: dict[tuple[Transport, tuple[str, ...]], str | None] = {}
     for logged in connections:
-        transport = transport_of(logged, networks)
+        transport = _DIRECT.get(logged.via) or network_transport(logged.network, networks)
         if transport is None:
             unknown.add(logged.network)
             continue
@@ -86,14 +86,6 @@ def rows_of_log(
     return LogRows(rows, by_nic, frozenset(unknown))
 
 
-def transport_of(logged: LoggedConnection, networks: Mapping[str, Transport]) -> Transport | None:
-    """Return what carries a connection; None for a network that nobody has told us of."""
-    direct: dict[str, Transport] = {"P2P": "p2p", "SHM": "shm", "COLLNET": "collnet"}
-    if logged.via in direct:
-        return direct[logged.via]
-    return network_transport(logged.network, networks)
-
-
 def network_transport(network: str, networks: Mapping[str, Transport]) -> Transport | None:
     """Return the transport of the longest name in `networks` with which this one begins, whatever its case."""
     fitting = [name for name in networks if network.lower().startswith(name.lower())]
@@ -102,27 +94,10 @@ def network_transport(network: str, networks: Mapping[str, Transport]) -> Transp
 
 def _row_of_log(owner: Owner, logged: LoggedConnection, transport: Transport, nic: str | None) -> Connection:
     is_incomplete = logged.via == "NET" and nic is None
-    return Connection(
-        host=owner.host,
-        job=owner.job,
-        attempt=owner.attempt,
-        comm=logged.comm,
-        rank=logged.rank,
-        peer=logged.peer,
-        channel=logged.channel,
-        direction=logged.direction,
-        transport=transport,
-        proxy_rank=logged.proxy_rank,
-        nic=nic,
-        local=logged.address,
-        remote="",
-        sport=None,
-        lqpn=None,
-        rqpn=None,
-        source="nccl_log",
-        confidence=logged.confidence / 2 if is_incomplete else logged.confidence,
-        seen_ns=owner.seen_ns,
-    )
+    confidence = logged.confidence / 2 if is_incomplete else logged.confidence
+    flow = Flow((), logged.direction, transport, nic, "nccl_log", confidence, local=logged.address)
+    row = _row_of_flow(owner, flow, {name: getattr(logged, name) for name in _SHARED_FIELDS})
+    return replace(row, proxy_rank=logged.proxy_rank)
 
 
 def join_flows(owner: Owner, log: LogRows, flows: Iterable[Flow]) -> dict[Key, Connection]:
@@ -180,11 +155,6 @@ def _row_of_flow(owner: Owner, flow: Flow, common: Mapping[str, int | None]) -> 
         confidence=flow.confidence,
         seen_ns=owner.seen_ns,
     )
-
-
-def row_of_nic(owner: Owner, flow: Flow, channel: int | None = None) -> Connection:
-    """Return a row that says which NIC a process, or one of its channels, uses, and nothing else."""
-    return replace(_row_of_flow(owner, flow, {}), channel=channel)
 
 
 class SentRows:
@@ -247,7 +217,7 @@ _GRAPH = 0.6  # the communicator that was made last has written it; others may d
 _TOPOLOGY = 0.5  # what was meant to be
 _ONLY_NIC = 0.5  # that NCCL uses it, and not only what is inside of the host, is not known
 
-_BOTH: tuple[Direction, ...] = ("send", "recv")
+BOTH: tuple[Direction, ...] = ("send", "recv")
 
 
 def rows_of_graph(
@@ -262,7 +232,7 @@ def rows_of_graph(
         nic = nics.name_interface(name) if name not in nics.ports else nics.name_port(name)
         key = (*owner.key, "graph", use.channel, use.direction)
         flow = Flow(key, use.direction, transport or nics.transport_of(nic), nic, "graph", _GRAPH)
-        rows[key] = row_of_nic(owner, flow, use.channel)
+        rows[key] = _row_of_flow(owner, flow, {"channel": use.channel})
     return rows
 
 
@@ -278,6 +248,6 @@ def rows_of_nic(
         return {}
     flows = [
         Flow((*owner.key, "nic", direction), direction, transport or nics.transport_of(nic), nic, source, confidence)
-        for direction in _BOTH
+        for direction in BOTH
     ]
-    return {flow.key: row_of_nic(owner, flow) for flow in flows}
+    return {flow.key: _row_of_flow(owner, flow, {}) for flow in flows}

@@ -45,7 +45,7 @@ class LogWords:
     completions: Mapping[int, str]
     warnings: tuple[WarningKind, ...]
 
-    def describe(self, reported: FailedCompletion | Warned) -> Trouble | None:
+    def describe(self, reported: Warned) -> Trouble | None:
         """Return the trouble that a warning tells; None where it concerns no connection."""
         if isinstance(reported, FailedCompletion):
             severity = "warning" if reported.status == _FLUSHED else "error"
@@ -58,7 +58,6 @@ class LogWords:
 
 
 def load_words() -> LogWords:
-    """Return the words that the package carries."""
     tables = tomllib.loads((files("collector") / "data/nccl_log.toml").read_text())
     return LogWords(
         networks=tables["networks"],

@@ -4,7 +4,6 @@ The kernel sends every fork and exec of the host too; a filter in the kernel kee
 processes in the host's own namespaces of processes, users and networks, and before Linux 6.6 only root.
 """
 
-import contextlib
 import errno
 import os
 import select
@@ -13,7 +12,6 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -94,12 +92,12 @@ class ProcConnector:
 
     def read(self) -> list[Exit]:
         """Return the exits of processes since the last time, in order."""
-        return [end for message in self._messages() if (end := decode_exit(message))]
+        return [end for datagram in self._netlink.notices() if (end := decode_exit(datagram.data))]
 
     def close(self) -> None:
         """End the subscription; before Linux 6.6 the kernel would otherwise report to nobody for ever."""
         if self._netlink.fileno() >= 0:
-            with contextlib.suppress(OSError):  # it has already forgotten us
+            with suppress(OSError):  # it has already forgotten us
                 self._send(_IGNORE)
             self._netlink.close()
 
@@ -113,14 +111,11 @@ class ProcConnector:
         waiting = select.poll()
         waiting.register(self._netlink, select.POLLIN)
         while waiting.poll(_ANSWER_MS):
-            for message in self._messages():
-                refusal = _decode_answer(message)
+            for datagram in self._netlink.notices():
+                refusal = _decode_answer(datagram.data)
                 if refusal is not None:
                     return refusal == 0
         return False
-
-    def _messages(self) -> Iterator[bytes]:
-        return (datagram.data for datagram in self._netlink.notices())
 
 
 def decode_exit(message: bytes) -> Exit | None:
@@ -202,10 +197,7 @@ class EndTimes:
             if self._stop in ready:
                 return
             for descriptor in ready:
-                self._note(descriptor, now_ns)
-
-    def _note(self, descriptor: int, now_ns: int) -> None:
-        self._epoll.unregister(descriptor)
-        with self._guard:
-            self._ended[self._pid_of.pop(descriptor)] = now_ns
-        os.close(descriptor)
+                self._epoll.unregister(descriptor)
+                with self._guard:
+                    self._ended[self._pid_of.pop(descriptor)] = now_ns
+                os.close(descriptor)

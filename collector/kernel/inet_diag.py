@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
@@ -157,7 +157,6 @@ def decode_sockets(datagram: Datagram) -> TcpTable:
 
 
 def records_of(table: TcpTable) -> list[TcpSocket]:
-    """Return each row as a record."""
     columns = [table.socket[name].tolist() for name in ("inode", "uid", "state", "interface")]
     columns += [_addresses(table, "local"), table.socket["lport"].tolist()]
     columns += [_addresses(table, "remote"), table.socket["rport"].tolist(), table.socket["cookie"].tolist()]
@@ -216,13 +215,9 @@ def _read_family(family: int, namespace_fd: int | None, states: tuple[int, ...])
 
 def _in_batches(datagrams: Iterable[Datagram]) -> Iterator[Datagram]:
     """Yield datagrams joined to larger ones: arrays are decoded in the same time for many rows as for a few."""
-    waiting: list[Datagram] = []
-    for datagram in datagrams:
-        waiting.append(datagram)
-        if len(waiting) == _BATCH:
-            yield _join_datagrams(waiting)
-            waiting = []
-    yield _join_datagrams(waiting)
+    left = iter(datagrams)
+    while batch := list(islice(left, _BATCH)):
+        yield _join_datagrams(batch)
 
 
 def _join_datagrams(datagrams: list[Datagram]) -> Datagram:

@@ -42,7 +42,6 @@ def read_files(net: Path) -> LinkSnapshot:
 
 
 def has_device(net: Path, name: str) -> bool:
-    """Return whether a card is behind an interface."""
     return (net / name / "device").exists()
 
 
@@ -58,25 +57,21 @@ def read_speed(net: Path, name: str) -> int | None:
 def _read_link(folder: Path) -> Link:
     operstate = _read_word(folder / "operstate")
     counters = (name for name in STATISTICS if name in REQUIRED or (folder / "statistics" / name).exists())
+    is_enabled = True
+    with contextlib.suppress(OSError, ValueError):
+        is_enabled = bool(int(_read_word(folder / "flags"), 16) & 1)
     return Link(
         name=folder.name,
         index=_count_of(folder / "ifindex") or 0,
         # Not every driver keeps operstate; the kernel wants "unknown" to be taken for usable, so the carrier decides.
         is_up=operstate == "up" or (operstate == "unknown" and _read_word(folder / "carrier") == "1"),
-        is_enabled=_is_enabled(folder),
+        is_enabled=is_enabled,
         operstate=operstate,
         has_device=True,
         statistics={name: _read_count(folder / "statistics" / name) for name in counters},
         carrier_downs=_count_of(folder / "carrier_down_count"),
         carrier_ups=_count_of(folder / "carrier_up_count"),
     )
-
-
-def _is_enabled(folder: Path) -> bool:
-    try:
-        return bool(int(_read_word(folder / "flags"), 16) & 1)
-    except (OSError, ValueError):
-        return True
 
 
 def _read_word(file: Path) -> str:
@@ -157,13 +152,9 @@ class KernelLinks:
             links = list(dump(self._route, GET_LINK, ASK_ALL_LINKS, decode_link))
             if not self._route.was_interrupted:
                 break
-        return self._with_devices(links), not self._route.was_interrupted
-
-    def _with_devices(self, links: list[Link]) -> list[Link]:
-        """Ask the files which interfaces are cards where the kernel does not say (before Linux 5.14)."""
-        if any(link.has_device for link in links):
-            return links
-        return [replace(link, has_device=has_device(self._net, link.name)) for link in links]
+        if not any(link.has_device for link in links):  # before Linux 5.14 only the files say which are cards
+            links = [replace(link, has_device=has_device(self._net, link.name)) for link in links]
+        return links, not self._route.was_interrupted
 
     def _find_ethtool(self) -> int | None:
         """Return the number of ethtool's family; None before Linux 5.6."""

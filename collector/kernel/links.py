@@ -98,9 +98,7 @@ class LinkSnapshot:
 
 
 # linux/rtnetlink.h, linux/if_link.h, linux/if_addr.h, linux/pkt_sched.h, linux/gen_stats.h
-NEW_LINK, DELETED_LINK, GET_LINK = 16, 17, 18
-NEW_ADDRESS, GET_ADDRESS = 20, 22
-NEW_QUEUE, GET_QUEUE = 36, 38
+NEW_LINK, GET_LINK, GET_ADDRESS, GET_QUEUE = 16, 18, 22, 38
 LINK_GROUP = 1
 _INTERFACE = struct.Struct("=BxHiII")  # family, kind of hardware, index, flags, changed flags
 _QUEUE = struct.Struct("=BxxxiIII")  # family, interface, handle, parent, info
@@ -135,7 +133,10 @@ def decode_link(payload: bytes) -> Link | None:
     name = to_text(fields.get(_NAME))
     if family != socket.AF_UNSPEC or not name:
         return None
-    operstate, kind = _operstate(fields), to_text(attributes_of(fields.get(_LINK_INFO, b"")).get(_INFO_KIND))
+    number = to_number(fields.get(_OPERSTATE))
+    operstate = _OPERSTATES[number] if number is not None and number < len(_OPERSTATES) else "unknown"
+    kind = to_text(attributes_of(fields.get(_LINK_INFO, b"")).get(_INFO_KIND))
+    counts = fields.get(_STATISTICS, b"")[: 8 * len(STATISTICS)]  # fewer in older kernels
     return Link(
         name=name,
         index=index,
@@ -147,7 +148,7 @@ def decode_link(payload: bytes) -> Link | None:
         has_device=_PARENT_DEVICE in fields,
         kind=kind,
         lower=to_number(fields.get(_LOWER)) if kind in _ON_ANOTHER else None,
-        statistics=_decode_statistics(fields.get(_STATISTICS, b"")),
+        statistics=dict(zip(STATISTICS, struct.unpack_from(f"={len(counts) // 8}Q", counts), strict=False)),
         carrier_downs=to_number(fields.get(_CARRIER_DOWNS)),
         carrier_ups=to_number(fields.get(_CARRIER_UPS)),
     )
@@ -213,17 +214,6 @@ def decode_speed(payload: bytes) -> int | None:
     return speed if speed and speed < _NO_SPEED else None
 
 
-def _operstate(fields: dict[int, bytes]) -> str:
-    number = to_number(fields.get(_OPERSTATE))
-    return _OPERSTATES[number] if number is not None and number < len(_OPERSTATES) else "unknown"
-
-
-def _decode_statistics(value: bytes) -> dict[str, int]:
-    """Return as many counters as this kernel gives."""
-    count = min(len(value) // 8, len(STATISTICS))
-    return dict(zip(STATISTICS, struct.unpack_from(f"={count}Q", value), strict=False))
-
-
 _MOST_CHANGES = 4_096  # kept until they are taken, the newest; the counts of carriers see what is lost
 
 
@@ -246,7 +236,6 @@ class LinkChanges:
 
     @property
     def waiting(self) -> int:
-        """How many changes wait to be taken."""
         return len(self._reported)
 
     def take(self) -> list[Change]:
@@ -270,12 +259,9 @@ class LinkChanges:
             waiting.register(file, select.POLLIN)
         try:
             while self._stop not in {file for file, _ in waiting.poll()}:
-                self._note_changes()
+                for datagram in self._socket.notices():
+                    now_ns = self._clock.now_ns()
+                    links = (decode_link(payload) for kind, payload in datagram.payloads() if kind == NEW_LINK)
+                    self._reported.extend(Change(now_ns, link) for link in links if link)
         except OSError as failure:
             self._failure = failure
-
-    def _note_changes(self) -> None:
-        for datagram in self._socket.notices():
-            now_ns = self._clock.now_ns()
-            links = (decode_link(payload) for kind, payload in datagram.payloads() if kind == NEW_LINK)
-            self._reported.extend(Change(now_ns, link) for link in links if link)

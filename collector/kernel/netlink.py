@@ -9,8 +9,10 @@ import errno
 import os
 import socket
 import struct
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 # linux/netlink.h
@@ -52,19 +54,17 @@ class NetlinkSocket:
     ) -> None:
         """`only` has the kernel keep all other messages away from us."""
         self.overruns = 0  # how often notifications were lost because there were too many between two reads
-        self.was_interrupted = (
-            False  # what the last dump listed changed meanwhile: something may be missing or double
-        )
+        self.was_interrupted = False  # what the last dump listed changed meanwhile: some may be missing or double
         self._number = 0
-        self._socket = (
-            _open(protocol) if namespace_fd is None else _in_namespace(namespace_fd, lambda: _open(protocol))
-        )
+        self._socket = _open(protocol) if namespace_fd is None else _open_in(namespace_fd, protocol)
         try:
             if only:
                 attach_filter(self._socket, only)
             self._socket.bind((0, sum(1 << group - 1 for group in groups)))
             if groups:
-                _enlarge(self._socket)
+                with suppress(PermissionError):  # then it gets as much as everybody may have
+                    self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _NOTICE_BYTES)
+                    self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _NOTICE_BYTES)
         except OSError:
             self._socket.close()
             raise
@@ -105,7 +105,6 @@ class NetlinkSocket:
                 yield Datagram(data, [(kind, start, end) for kind, _, _, start, end in walk_messages(data)])
 
     def send(self, message: bytes) -> None:
-        """Send a message with its header."""
         self._socket.send(message)
 
     def fileno(self) -> int:
@@ -164,22 +163,18 @@ def attributes_of(payload: bytes, at: int = 0) -> dict[int, bytes]:
 
 
 def pack_attribute(kind: int, value: bytes) -> bytes:
-    """Return an attribute with its padding."""
     length = _ATTRIBUTE.size + len(value)
     return _ATTRIBUTE.pack(length, kind) + value + bytes(-length % 4)
 
 
 def to_number(value: bytes | None) -> int | None:
     """Return an integer of one, two, four or eight bytes; None where there is none."""
-    return int.from_bytes(value, "little" if _IS_LITTLE else "big") if value and len(value) in (1, 2, 4, 8) else None
+    return int.from_bytes(value, sys.byteorder) if value and len(value) in (1, 2, 4, 8) else None
 
 
 def to_text(value: bytes | None) -> str:
     """Return a name without the zero byte at its end; nothing where there is none."""
     return (value or b"").split(b"\0", 1)[0].decode(errors="replace")
-
-
-_IS_LITTLE = struct.pack("=H", 1) == b"\1\0"
 
 
 def attach_filter(receiver: socket.socket, program: Filter) -> None:
@@ -193,21 +188,14 @@ def _open(protocol: int) -> socket.socket:
     return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
 
 
-def _enlarge(listener: socket.socket) -> None:
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _NOTICE_BYTES)
-    except PermissionError:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _NOTICE_BYTES)
-
-
 def _raise_refusal(payload: bytes) -> None:
     refusal = -struct.unpack_from("=i", payload)[0] if len(payload) >= 4 else 0
     if refusal > 0:
         raise OSError(refusal, os.strerror(refusal))
 
 
-def _in_namespace(namespace_fd: int, make: Callable[[], socket.socket]) -> socket.socket:
-    """Return what `make` makes in a network namespace; a thread that ends enters it, and ours stays where it is."""
+def _open_in(namespace_fd: int, protocol: int) -> socket.socket:
+    """Return a socket in a network namespace; a thread that ends enters it, and ours stays where it is."""
     made: list[socket.socket] = []
     failures: list[OSError] = []
 
@@ -215,7 +203,7 @@ def _in_namespace(namespace_fd: int, make: Callable[[], socket.socket]) -> socke
         try:
             if ctypes.CDLL(None, use_errno=True).setns(namespace_fd, _CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), f"no such network namespace: {os.strerror(ctypes.get_errno())}")
-            made.append(make())
+            made.append(_open(protocol))
         except OSError as failure:
             failures.append(failure)
 

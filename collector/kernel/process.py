@@ -86,10 +86,10 @@ class RingHolders:
 
     def _candidates(self) -> set[int]:
         try:
-            return _find_lockers((self._proc / "locks").read_text(errors="replace"))
+            locks = (self._proc / "locks").read_text(errors="replace")
         except OSError:
-            pass
-        return list_pids(self._proc)
+            return list_pids(self._proc)
+        return _find_lockers(locks)
 
     def _has_ring(self, pid: int) -> bool:
         opened = self._proc / str(pid) / "fd"

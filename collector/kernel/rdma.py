@@ -2,16 +2,15 @@
 
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 
 from collector.kernel.netlink import (
     NETLINK_RDMA,
-    Datagram,
     NetlinkSocket,
     attributes_of,
     pack_attribute,
@@ -54,12 +53,15 @@ def read_port(nic: str, port: Path) -> RdmaPort:
     netdevs = sorted(device.glob("device/net/*"))
     state = _word_after_number(port / "state")
     up = state in _UP_STATES and not _is_down_below(port, netdevs)
+    phys_state = None
+    with suppress(OSError, ValueError):
+        phys_state = _word_after_number(port / "phys_state")
     counters, broken = _read_counters([device / "hw_counters", port / "counters", port / "hw_counters"])
     return RdmaPort(
         nic=nic,
         netdevs=tuple(netdev.name for netdev in netdevs),
         state=state,
-        phys_state=_try_word(port / "phys_state"),
+        phys_state=phys_state,
         up=up,
         speed_mbps=_read_speed(port / "rate") if up else None,
         counters=counters,
@@ -73,13 +75,6 @@ def _word_after_number(file: Path) -> str:
     if not (colon and number.strip().isdecimal() and word.strip()):
         raise ValueError(f"{file} says {number + colon + word!r}")
     return word.strip()
-
-
-def _try_word(file: Path) -> str | None:
-    try:
-        return _word_after_number(file)
-    except (OSError, ValueError):
-        return None
 
 
 def _is_down_below(port: Path, netdevs: list[Path]) -> bool:
@@ -110,20 +105,14 @@ def _read_counters(folders: Iterable[Path]) -> tuple[dict[str, int], tuple[str, 
     """Return all counters of the folders, and the names of those that cannot be read; a later folder wins."""
     counters, broken = {}, set()
     for folder in folders:
-        for name in _list_names(folder):
-            count = _read_count(f"{folder}/{name}")
-            if count is None:
-                broken.add(name)
-            else:
-                counters[name] = count
+        with suppress(OSError):  # not every driver has each folder
+            for name in sorted(set(os.listdir(folder)) - _SETTINGS):
+                count = _read_count(f"{folder}/{name}")
+                if count is None:
+                    broken.add(name)
+                else:
+                    counters[name] = count
     return counters, tuple(sorted(broken))
-
-
-def _list_names(folder: Path) -> list[str]:
-    try:
-        return sorted(name for name in os.listdir(folder) if name not in _SETTINGS)
-    except OSError:  # not every driver has each folder
-        return []
 
 
 def _read_count(file: str) -> int | None:
@@ -145,8 +134,18 @@ _DEVICE_INDEX, _DEVICE_NAME, _PORT = 1, 2, 3
 _QUEUE_PAIRS, _LQPN, _RQPN, _TYPE, _STATE, _PID, _SUBTYPE = 19, 21, 22, 26, 27, 28, 98
 
 # enum ib_qp_state and ib_qp_type of rdma/ib_verbs.h, as `rdma resource` names them
-_STATES = ("RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR")
-_TYPES = {0: "SMI", 1: "GSI", 2: "RC", 3: "UC", 4: "UD", 8: "RAW_PACKET", 9: "XRC_INI", 10: "XRC_TGT", 255: "DRIVER"}
+_STATES = dict(enumerate(("RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR")))
+_TYPES = {
+    0: "SMI",
+    1: "GSI",
+    2: "RC",
+    3: "UC",
+    4: "UD",
+    8: "RAW_PACKET",
+    9: "XRC_INI",
+    10: "XRC_TGT",
+    255: "DRIVER",
+}
 
 MOST_QUEUE_PAIRS = 65_536  # of all devices; a host of eight GPUs in a job of 10,000 has some thousand
 
@@ -164,26 +163,17 @@ class QueuePair:
     type: str  # RC, UC, UD and others; a driver's own with its name, as in DRIVER/DCI
 
 
-class Dumper(Protocol):
-    """The part of a netlink socket that is used here."""
-
-    def dump(self, kind: int, body: bytes) -> Iterator[Datagram]: ...
-
-    def close(self) -> None: ...
-
-
-def list_queue_pairs(open_socket: Callable[[], Dumper] = lambda: NetlinkSocket(NETLINK_RDMA)) -> list[QueuePair]:
+def list_queue_pairs() -> list[QueuePair]:
     """Return the queue pairs of all devices; raise NotPresent where the kernel has no RDMA or lists none of it."""
     try:
-        rdma = open_socket()
+        rdma = NetlinkSocket(NETLINK_RDMA)
     except OSError as error:
         raise NotPresent(f"this kernel has no RDMA netlink: {error.strerror or error}") from None
-    try:
-        return _list_all(rdma)
-    except OSError as error:
-        raise NotPresent(f"the kernel does not list RDMA devices: {error.strerror or error}") from None
-    finally:
-        rdma.close()
+    with closing(rdma):
+        try:
+            return _list_all(rdma)
+        except OSError as error:
+            raise NotPresent(f"the kernel does not list RDMA devices: {error.strerror or error}") from None
 
 
 def decode_device(payload: bytes) -> tuple[int, str] | None:
@@ -201,26 +191,20 @@ def decode_queue_pairs(payload: bytes) -> list[QueuePair]:
     return [pair for entry in entries if device and (pair := _decode_entry(device, attributes_of(entry)))]
 
 
-def _list_all(rdma: Dumper) -> list[QueuePair]:
+def _list_all(rdma: NetlinkSocket) -> list[QueuePair]:
     devices = [device for payload in _payloads(rdma, _GET_DEVICES, b"") if (device := decode_device(payload))]
     pairs: list[QueuePair] = []
     for index, name in devices:
+        body = pack_attribute(_DEVICE_INDEX, struct.pack("=I", index))
         try:
-            pairs += _list_device(rdma, index, MOST_QUEUE_PAIRS - len(pairs))
+            for payload in _payloads(rdma, _GET_QUEUE_PAIRS, body):
+                pairs += decode_queue_pairs(payload)[: MOST_QUEUE_PAIRS - len(pairs)]
         except OSError as error:  # it has just gone, or its driver refuses: the others still count
             _log.debug("queue pairs of a device cannot be listed", device=name, error=error.strerror)
     return pairs
 
 
-def _list_device(rdma: Dumper, index: int, room: int) -> list[QueuePair]:
-    body = pack_attribute(_DEVICE_INDEX, struct.pack("=I", index))
-    pairs: list[QueuePair] = []
-    for payload in _payloads(rdma, _GET_QUEUE_PAIRS, body):
-        pairs += decode_queue_pairs(payload)[: room - len(pairs)]
-    return pairs
-
-
-def _payloads(rdma: Dumper, kind: int, body: bytes) -> Iterator[bytes]:
+def _payloads(rdma: NetlinkSocket, kind: int, body: bytes) -> Iterator[bytes]:
     return (payload for datagram in rdma.dump(kind, body) for found, payload in datagram.payloads() if found == kind)
 
 
@@ -228,21 +212,18 @@ def _decode_entry(device: str, fields: dict[int, bytes]) -> QueuePair | None:
     lqpn = to_number(fields.get(_LQPN))
     if lqpn is None:
         return None
+    subtype = to_text(fields.get(_SUBTYPE))
     return QueuePair(
         device=device,
         port=to_number(fields.get(_PORT)) or 0,
         lqpn=lqpn,
         rqpn=to_number(fields.get(_RQPN)),
         pid=to_number(fields.get(_PID)),
-        state=_state(to_number(fields.get(_STATE))),
-        type=_type(to_number(fields.get(_TYPE)), to_text(fields.get(_SUBTYPE))),
+        state=_name_of(fields.get(_STATE), _STATES, "state"),
+        type=_name_of(fields.get(_TYPE), _TYPES, "type") + (f"/{subtype}" if subtype else ""),
     )
 
 
-def _state(number: int | None) -> str:
-    return _STATES[number] if number is not None and number < len(_STATES) else f"state {number}"
-
-
-def _type(number: int | None, subtype: str) -> str:
-    name = f"type {number}" if number is None else _TYPES.get(number, f"type {number}")
-    return f"{name}/{subtype}" if subtype else name
+def _name_of(value: bytes | None, names: dict[int, str], what: str) -> str:
+    number = to_number(value)
+    return names.get(-1 if number is None else number, f"{what} {number}")

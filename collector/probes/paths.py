@@ -50,7 +50,8 @@ class AddressBook:
 
     def _take(self, addresses: Mapping[str, str | Sequence[str]]) -> Iterator[str]:
         for end, given in addresses.items():
-            if not self._is_known(end):
+            node, port = split_end(end)
+            if node not in self._switches and port not in self._nics.get(node, ()):
                 yield f"{end} is no NIC and no switch of the topology"
                 continue
             for text in [given] if isinstance(given, str) else given:
@@ -67,10 +68,6 @@ class AddressBook:
             return
         self._ends[address] = end
         self._first.setdefault(end, address)
-
-    def _is_known(self, end: str) -> bool:
-        node, port = split_end(end)
-        return node in self._switches or port in self._nics.get(node, ())
 
 
 SILENT = "*"  # a hop that did not answer and that the topology leaves open, as traceroute writes it
@@ -115,18 +112,17 @@ class PathFinder:
         """Return what lies between two NICs, or None when the topology knows no way over switches."""
         leaves = self._index.leaf_of(self._host, src_nic), self._index.leaf_of(dst, dst_nic)
         cables = self._index.host_link(self._host, src_nic), self._index.host_link(dst, dst_nic)
-        if (
-            None in leaves
-            or (self._host, src_nic) == (dst, dst_nic)
-            or not all(cable and cable.up for cable in cables)
-        ):
+        is_itself = (self._host, src_nic) == (dst, dst_nic)
+        if None in leaves or is_itself or not all(cable and cable.up for cable in cables):
             return None
         first, last = str(leaves[0]), str(leaves[1])
         if (first, last) not in self._layers:
             links = self._index.links_between(self._host, src_nic, dst, dst_nic)
             if not links:
                 return None
-            self._remember(first, last, _find_layers(first, links - set(cables)))
+            self._layers[first, last] = _find_layers(first, links - set(cables))
+            if len(self._layers) > _MOST_LEAF_PAIRS:
+                self._layers.popitem(last=False)
         self._layers.move_to_end((first, last))
         return self._layers[first, last]
 
@@ -149,11 +145,6 @@ class PathFinder:
         links, certainty = _choose_links(layers, hops, ports)
         first, last = self._index.host_link(self._host, flow.src_nic), self._index.host_link(flow.dst, flow.dst_nic)
         return FlowPath(hops, tuple(link.id for link in (first, *links, last) if link), certainty)
-
-    def _remember(self, first: str, last: str, layers: Layers) -> None:
-        self._layers[first, last] = layers
-        if len(self._layers) > _MOST_LEAF_PAIRS:
-            self._layers.popitem(last=False)
 
 
 @dataclass(frozen=True, slots=True)

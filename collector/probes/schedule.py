@@ -4,7 +4,7 @@ import errno
 import socket
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from reprlib import repr as shorten
 
@@ -90,7 +90,9 @@ class ProbeOrders:
         refusals = []
         for request in requests:
             if request.kind == "probe" and request.host == self._host and request.id not in self._known:
-                self._remember(request.id)
+                self._known[request.id] = None
+                if len(self._known) > _MOST_REMEMBERED:
+                    self._known.popitem(last=False)
                 try:
                     self._queue(request)
                 except BadInput as error:
@@ -107,11 +109,6 @@ class ProbeOrders:
         """Take the one whose turn it was off the list."""
         self._pending.popleft()
 
-    def _remember(self, request: str) -> None:
-        self._known[request] = None
-        if len(self._known) > _MOST_REMEMBERED:
-            self._known.popitem(last=False)
-
     def _queue(self, request: DetailRequest) -> None:
         details = _read_details(request)
         flow = self._first_flow(details)
@@ -121,9 +118,7 @@ class ProbeOrders:
         if len(self._pending) + details.ports * details.count > MOST_PENDING:
             raise BadInput(f"{details.ports * details.count} probes more than {MOST_PENDING} waiting ones in all")
         for _, sport in product(range(details.count), range(details.sport, last + 1)):
-            self._pending.append(
-                (request.expires_ns, Flow(flow.src_nic, flow.dst, flow.dst_nic, flow.proto, sport, flow.dport))
-            )
+            self._pending.append((request.expires_ns, replace(flow, sport=sport)))
 
     def _first_flow(self, details: _Details) -> Flow:
         if details.proto not in PROTOCOLS:
@@ -256,7 +251,6 @@ class Schedule:
         return self._mesh.steps_per_lap * self.step_ns / NS_PER_S
 
     def choose(self, now_ns: int) -> list[Round]:
-        """Return what is to be probed now."""
         self._budget.refill(now_ns)
         return [*self._requested(now_ns), *(self._meshed(now_ns) if self._options.is_on else ())]
 

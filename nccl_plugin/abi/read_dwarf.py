@@ -10,8 +10,12 @@ It downloads one wheel after the other (some 900 MB for all) and says which file
 
 import json
 import re
+import subprocess
 import sys
+import tempfile
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from elftools.dwarf.die import DIE
@@ -19,9 +23,8 @@ from elftools.dwarf.dwarfinfo import DWARFInfo
 from elftools.elf.elffile import ELFFile
 
 from importers.traces.nccl_abi.layouts import RELEASES, ReleaseFacts, StructureFacts, VersionFacts, facts_file
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, NotPresent
 from nccl_plugin.abi import names
-from nccl_plugin.abi.wheels import downloaded_library
 
 COMPOSITE = ("DW_TAG_structure_type", "DW_TAG_union_type")
 NAMES_ANOTHER = ("DW_TAG_typedef", "DW_TAG_const_type", "DW_TAG_volatile_type")
@@ -33,7 +36,8 @@ def read_release(library: Path, release: str) -> ReleaseFacts:
     with library.open("rb") as file:
         elf = ELFFile(file)
         symbols = known_symbols(elf)
-        types = list(top_level_types(elf.get_dwarf_info(), is_profiler_unit))
+        # NCCL's profiler loader; the other 200 sources take long and add nothing.
+        types = list(top_level_types(elf.get_dwarf_info(), "plugin/profiler"))
         return {
             "nccl": release,
             "symbols": symbols,
@@ -45,26 +49,21 @@ def read_release(library: Path, release: str) -> ReleaseFacts:
 
 def known_symbols(elf: ELFFile) -> list[str]:
     """Return the tables that the binary can ask a plugin for: the names that it holds as constants."""
-    constants = elf.get_section_by_name(".rodata").data()
+    section = elf.get_section_by_name(".rodata")
+    constants = section.data() if section else b""
     found = {int(number) for number in re.findall(rb"(?<![A-Za-z])ncclProfiler_v(\d+)(?=\0)", constants)}
     return [f"ncclProfiler_v{version}" for version in sorted(found)]
 
 
 def versions_of(symbols: Iterable[str]) -> list[int]:
-    """Return the version numbers of these tables."""
     return [int(symbol.removeprefix("ncclProfiler_v")) for symbol in symbols]
 
 
-def is_profiler_unit(source: str) -> bool:
-    """Say whether this source file is one of NCCL's profiler loader; the other 200 take long and add nothing."""
-    return "plugin/profiler" in source
-
-
-def top_level_types(dwarf: DWARFInfo, wanted: Callable[[str], bool]) -> Iterator[DIE]:
-    """Yield what is declared at the top of each compilation unit whose source is wanted."""
+def top_level_types(dwarf: DWARFInfo, source: str) -> Iterator[DIE]:
+    """Yield what is declared at the top of each compilation unit whose source file has this in its name."""
     for unit in dwarf.iter_CUs():
         top = unit.get_top_DIE()
-        if wanted(name_of(top) or ""):
+        if source in (name_of(top) or ""):
             yield from top.iter_children()
 
 
@@ -159,6 +158,43 @@ def as_text(facts: ReleaseFacts) -> str:
     """Return the file's content: one field a line, the same bytes for the same facts."""
     spread = json.dumps(facts, indent=1)
     return re.sub(r"\[\s+(\d+),\s+(\d+)\s+\]", r"[\1, \2]", spread) + "\n"
+
+
+PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")  # the same NCCL, built with one CUDA or the other
+LIBRARY = "nvidia/nccl/lib/libnccl.so.2"
+PIP_DOWNLOAD = (
+    *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"),
+    "--no-cache-dir",  # else a gigabyte stays behind that nobody else needs
+)
+
+
+@contextmanager
+def downloaded_library(release: str) -> Iterator[Path]:
+    """Give the release's libnccl.so.2, for this machine's architecture, until the block ends; some 600 MB of disk.
+
+    Raises NotPresent when no wheel can be had, be it that PyPI is out of reach.
+    """
+    with tempfile.TemporaryDirectory(prefix="lockstep-nccl-") as folder:
+        wheel = _download(release, Path(folder))
+        with zipfile.ZipFile(wheel) as archive:
+            library = Path(archive.extract(LIBRARY, folder))
+        wheel.unlink()
+        yield library
+
+
+def _download(release: str, folder: Path) -> Path:
+    complaints = []
+    for package in PACKAGES:
+        done = subprocess.run(
+            [*PIP_DOWNLOAD, "--dest", str(folder), f"{package}=={release}"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode == 0:
+            return next(folder.glob("*.whl"))
+        complaints += done.stderr.strip().splitlines()[-1:]
+    raise NotPresent(f"pip cannot download the wheel of NCCL {release}: {'; '.join(complaints)}")
 
 
 def main(releases: list[str]) -> None:

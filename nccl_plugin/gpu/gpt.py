@@ -55,22 +55,16 @@ class Block(nn.Module):
         self.heads = heads
         self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
         self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
-        self.out, self.up, self.down = (
-            nn.Linear(width, width),
-            nn.Linear(width, 4 * width),
-            nn.Linear(4 * width, width),
-        )
+        self.out = nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.before(x)
-        query, key, value = (each(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in self._inputs)
+        inputs = (self.query, self.key, self.value)
+        query, key, value = (each(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in inputs)
         seen = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(seen.transpose(1, 2).flatten(2))
         return x + self.down(nn.functional.gelu(self.up(self.between(x))))
-
-    @property
-    def _inputs(self) -> tuple[nn.Module, nn.Module, nn.Module]:
-        return self.query, self.key, self.value
 
 
 class Gpt(nn.Module):

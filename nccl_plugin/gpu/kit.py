@@ -27,7 +27,6 @@ TOLERATED = 3  # crashes, as long as other people's plugins are in the process
 
 
 def read_arguments(words: Sequence[str]) -> argparse.Namespace:
-    """What to do, as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", action="append", choices=PARTS, help="only this part; may be given again")
     parser.add_argument("--nccl", action="append", help="a libnccl.so.2, or one packed as .so.xz; may be given again")
@@ -83,9 +82,8 @@ class Kit:
                 shutil.rmtree(outcome.folder, ignore_errors=True)
 
     def _beside(self) -> None:
-        foreign = {
-            name: Path(path).resolve() for name, _, path in (each.partition("=") for each in self._arguments.foreign)
-        }
+        named = (each.partition("=") for each in self._arguments.foreign)
+        foreign = {name: Path(path).resolve() for name, _, path in named}
         for library in self._libraries:
             self._measure(library, plan_beside(self._lab.folder, foreign), tolerated=TOLERATED if foreign else 0)
 
@@ -106,17 +104,13 @@ class Kit:
             kept += [samples] if samples else []
             if not outcome.succeeded:
                 failed += 1
-                print(
-                    f"{outcome.name}: FAILED with {outcome.codes}, measured {bool(samples)}: {outcome.errors}",
-                    flush=True,
-                )
+                said = f"FAILED with {outcome.codes}, measured {bool(samples)}: {outcome.errors}"
+                print(f"{outcome.name}: {said}", flush=True)
         self.failures += failed > tolerated or not kept
         name = f"{Path(library).parent.name} {experiment.title}".replace(",", "").replace(" ", "-")
         (self._arguments.out / f"{name}.json").write_text(json.dumps(kept))
-        print(
-            f"\n{library}, {len(kept)} pairs of processes\n" + (table_of(experiment, kept) if kept else ""),
-            flush=True,
-        )
+        table = table_of(experiment, kept) if kept else ""
+        print(f"\n{library}, {len(kept)} pairs of processes\n{table}", flush=True)
 
     def _traces(self) -> None:
         for scenario in SCENARIOS:

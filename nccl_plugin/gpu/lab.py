@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from namespaces import RankNetwork
 from rings import Ring, read_ring
@@ -34,6 +33,7 @@ NCCL_ENVIRONMENT = {
     "NCCL_RAS_ENABLE": "0",
     "NCCL_DEBUG": "WARN",
 }
+EVERY_CALLBACK = {"LOCKSTEP_DETAIL": "trace", "LOCKSTEP_BUDGET": "0", "LOCKSTEP_KERNEL": "on"}
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")
 LIBRARY_PATTERNS = (
     "/opt/torch/.venv/lib/python3*/site-packages/nvidia/nccl/lib/libnccl.so.2",
@@ -60,9 +60,7 @@ class Run:
     namespaces: bool = False
     pinned: bool = False  # to as many cores as each rank can have for itself
     timeout_s: float = 60
-    limit: tuple[int, int] | None = (
-        None  # the host of this rank sends at most so many bytes a second from its notice on
-    )
+    limit: tuple[int, int] | None = None  # this rank's host sends at most so many bytes a second from its notice on
 
 
 @dataclass(frozen=True)
@@ -88,6 +86,30 @@ class Outcome:
         return [read_ring(path) for each in folders for path in sorted(each.glob("*.ring"))]
 
 
+def base_environment() -> dict[str, str]:
+    """What every rank gets: little of ours, and NCCL's settings."""
+    return {key: os.environ[key] for key in KEPT_VARIABLES if key in os.environ} | NCCL_ENVIRONMENT
+
+
+def torch_environment(job: str, rank: int, ranks: int, host: int, rings: Path, master: str) -> dict[str, str]:
+    """What a rank of PyTorch on a host of its own gets beyond that; `master` is where rank 0 waits, with its port."""
+    address, _, port = master.partition(":")
+    return {
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "NCCL_PROFILER_PLUGIN": str(PLUGIN),
+        "LOCKSTEP_RING_DIR": str(rings),
+        "LOCKSTEP_HOST": f"h{host}",
+        "LOCKSTEP_JOB": job,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
 def ring_folder(folder: Path, rank: int, side: str = "plugin") -> Path:
     """Where the plugin of a rank puts its ring file."""
     return folder / "rings" / f"{side}-{rank}"
@@ -104,9 +126,8 @@ def lockstep_side(
     """The word that opens a copy of NCCL with our plugin, its ring file in a directory that is made here."""
     rings = ring_folder(folder, rank, name)
     rings.mkdir(parents=True, exist_ok=True)
-    return side_word(
-        name, library, str(plugin), {"LOCKSTEP_RING_DIR": str(rings), "LOCKSTEP_HOST": f"h{rank}"} | dict(settings)
-    )
+    ours = {"LOCKSTEP_RING_DIR": str(rings), "LOCKSTEP_HOST": f"h{rank}"}
+    return side_word(name, library, str(plugin), ours | dict(settings))
 
 
 def find_library() -> str:
@@ -127,18 +148,8 @@ def build_rank() -> None:
     if RANK.exists() and RANK.stat().st_mtime > newest:
         return
     sources = [str(HERE / name) for name in SOURCES]
-    command = [
-        compiler,
-        "-O2",
-        "-arch=native",
-        "-Xcompiler",
-        "-Wall,-Wextra,-Werror",
-        "-o",
-        str(RANK),
-        *sources,
-        "-ldl",
-    ]
-    subprocess.run(command, check=True)
+    flags = ["-O2", "-arch=native", "-Xcompiler", "-Wall,-Wextra,-Werror"]
+    subprocess.run([compiler, *flags, "-o", str(RANK), *sources, "-ldl"], check=True)
 
 
 class SharedGpu:
@@ -155,9 +166,7 @@ class SharedGpu:
         subprocess.run([self._control, "-d"], env=os.environ | self.environment, check=True, timeout=30)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._control is not None:
             command = [self._control]
             subprocess.run(command, input=b"quit\n", env=os.environ | self.environment, timeout=30, check=False)
@@ -185,7 +194,7 @@ class Lab:
             try:
                 acted_ns = _Watcher(run, processes, folder, hosts).watch()
             finally:
-                _end(processes)
+                end_in_order(processes, (signal.SIGKILL,), 0)
         seconds = time.monotonic() - began
         lines = tuple(_lines(folder / f"out.{rank}") for rank in range(run.ranks))
         errors = "".join((folder / f"err.{rank}").read_text(errors="replace")[-800:] for rank in range(run.ranks))
@@ -193,8 +202,7 @@ class Lab:
         return Outcome(run.name, codes, lines, errors, folder, seconds, acted_ns)
 
     def _start(self, run: Run, rank: int, folder: Path, hosts: RankNetwork | None) -> "subprocess.Popen[bytes]":
-        environment = {key: os.environ[key] for key in KEPT_VARIABLES if key in os.environ}
-        environment |= NCCL_ENVIRONMENT | self._gpu_environment | dict(run.environment)
+        environment = base_environment() | self._gpu_environment | dict(run.environment)
         environment |= {"NCCL_HOSTID": f"lab{rank}", "NCCL_SOCKET_IFNAME": "eth0" if hosts else "lo"}
         environment |= {"RANK": str(rank), "WORLD_SIZE": str(run.ranks)}
         command = [str(RANK), str(rank), str(run.ranks), str(folder), *run.words(rank, folder)]
@@ -262,14 +270,6 @@ def _is_stopped(pid: int) -> bool:
         return False
 
 
-def _end(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
-    for process in processes:
-        process.wait()
-
-
 def end_in_order(
     processes: "Sequence[subprocess.Popen[bytes]]", signals: Sequence[signal.Signals], patience_s: float
 ) -> None:
@@ -288,7 +288,5 @@ def end_in_order(
 
 
 def _lines(path: Path) -> tuple[dict[str, object], ...]:
-    found = (
-        line for line in path.read_text(errors="replace").splitlines() if line.startswith("{") and line.endswith("}")
-    )
-    return tuple(json.loads(line) for line in found)
+    lines = path.read_text(errors="replace").splitlines()
+    return tuple(json.loads(line) for line in lines if line.startswith("{") and line.endswith("}"))

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import Queue
 
+from families import HANG, SLOW
 from lab import SharedGpu, end_in_order
 from live_site import HOSTS, NIC_BYTES_PER_S, RANKS, Site
 from namespaces import RankNetwork
@@ -34,7 +35,6 @@ SLOW_BYTES_PER_S = NIC_BYTES_PER_S // 3
 ECHO_S = 15.0  # after the end of a job: what still comes is counted to it
 GPU, HOST, NIC = ("gpu:{host}/0",), ("host:{host}",), ("nic:{host}/eth0",)
 PERSON = ("rank:{rank}", *HOST, *GPU)  # of a process that stands still nobody can tell more
-SLOW, HANG = ("noncomm_slow",), ("noncomm_hang", "comm_hang", "crash", "software")
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,7 @@ class Job:
     def _start(self, command: Sequence[str], rank: int) -> "subprocess.Popen[bytes]":
         host = self._first + rank
         environment = self._site.rank_environment(self._case.name, host, rank, self._first)
-        out = self._file(rank)
-        with open(out, "wb") as log:
+        with open(self._file(rank), "wb") as log:
             before = self._site.network.command(host)
             return subprocess.Popen([*before, *command], env=environment, stdout=log, stderr=subprocess.STDOUT)
 
@@ -131,10 +130,8 @@ class Job:
                 result.onset_ns = self._onset(trained[0])
             if all(process.poll() is not None for process in self._processes):
                 break
-            if any(
-                process.poll() for process in self._processes
-            ):  # one has failed: a launcher gives others some time
-                time.sleep(10)
+            if any(process.poll() for process in self._processes):
+                time.sleep(10)  # one has failed: a launcher gives others some time
                 break
             time.sleep(0.1)
         end_in_order(self._processes, (signal.SIGCONT, signal.SIGTERM), 8)

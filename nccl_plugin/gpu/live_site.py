@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from lab import KEPT_VARIABLES, NCCL_ENVIRONMENT, PLUGIN, LabError, end_in_order
+from lab import LabError, base_environment, end_in_order, torch_environment
 from namespaces import HEAD, NETWORKS, RankNetwork
 
 HOSTS, RANKS = 8, 4
@@ -76,9 +76,8 @@ class Site:
 
     def _make_token(self, host: int, head: Mapping[str, str]) -> None:
         command = [*self._lockstep, "token", "create", f"h{host}", "--scope", "ingest", "--host", f"h{host}"]
-        made = subprocess.run(
-            command, env=os.environ | dict(head), check=True, capture_output=True, text=True, timeout=START_S
-        )
+        environment = os.environ | dict(head)
+        made = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=START_S)
         token = self.place / f"h{host}.token"
         token.touch(mode=0o600)
         token.write_text(made.stdout.split()[-1])
@@ -123,30 +122,18 @@ class Site:
     def rank_environment(self, job: str, host: int, rank: int, first: int) -> dict[str, str]:
         if job not in self._jobs:
             self._jobs.append(job)
-        kept = {key: os.environ[key] for key in KEPT_VARIABLES if key in os.environ}
         logs = self.place / "nccl-logs"
         logs.mkdir(exist_ok=True)
-        nccl = NCCL_ENVIRONMENT | {
+        # Of the job before, some ports may still be open.
+        master = f"{NETWORKS['eth0']}.{first + 1}:{FIRST_PORT + self._jobs.index(job)}"
+        log = {
             "NCCL_HOSTID": f"live{host}",
-            "NCCL_SOCKET_IFNAME": "eth0",
-            "NCCL_PROFILER_PLUGIN": str(PLUGIN),
             "NCCL_DEBUG": "INFO",
             "NCCL_DEBUG_SUBSYS": "INIT,NET,PROXY,PROFILE",
             "NCCL_DEBUG_FILE": f"{logs}/{job}.{rank}.%p.log",
         }
-        ours = {
-            "LOCKSTEP_RING_DIR": str(self.rings(host)),
-            "LOCKSTEP_HOST": f"h{host}",
-            "LOCKSTEP_JOB": job,
-            "RANK": str(rank),
-            "WORLD_SIZE": str(RANKS),
-            "LOCAL_RANK": "0",
-            "MASTER_ADDR": f"{NETWORKS['eth0']}.{first + 1}",
-            "MASTER_PORT": str(FIRST_PORT + self._jobs.index(job)),  # of the job before, some may still be open
-            "GLOO_SOCKET_IFNAME": "eth0",
-            "OMP_NUM_THREADS": "1",
-        }
-        return kept | nccl | self._gpu | ours
+        ours = torch_environment(job, rank, RANKS, host, self.rings(host), master)
+        return base_environment() | log | self._gpu | ours
 
     def capture(self, job: str, folder: Path) -> None:
         """Keep what the head knows of a job, to be analysed again elsewhere."""

@@ -56,8 +56,6 @@ def cases_of(library: str) -> list[LoadCase]:
 
 
 def run_case(lab: Lab, case: LoadCase) -> tuple[Outcome, list[str]]:
-    """The outcome and what is wrong with it."""
-
     def words(rank: int, folder: Path) -> list[str]:
         return [lockstep_side("plugin", case.library, folder, rank, case.settings), *MIXED_WORDS]
 
@@ -79,7 +77,6 @@ def run_case(lab: Lab, case: LoadCase) -> tuple[Outcome, list[str]]:
 
 
 def calls_of(outcome: Outcome, rank: int) -> dict[str, int]:
-    """How often the rank called each function."""
     calls = [line["calls"] for line in outcome.lines[rank] if "calls" in line]
     assert isinstance(calls[0], dict)
     return calls[0]
@@ -125,17 +122,12 @@ def _ends(level: str, ring: Ring) -> list[str]:
 
 def _is_beyond_sight(ring: Ring, row: Row) -> bool:
     """A send to oneself has no transfer and, in some releases, no kernel event: its end cannot be seen."""
-    if (
-        ring.nccl_version in FIRST_PEER_ONLY
-        and not ring.kernel_channels
-        and row.peer >= 0
-        and row.started == row.done
-    ):
+    is_later_peer = ring.nccl_version in FIRST_PEER_ONLY and row.peer >= 0 and row.started == row.done
+    if is_later_peer and not ring.kernel_channels:
         return True
     return any(known.index == row.comm and known.rank == row.peer for known in ring.comms())
 
 
 def describe(case: LoadCase, outcome: Outcome, complaints: Sequence[str]) -> str:
-    """One line for people."""
     verdict = "ok" if not complaints else "FAILED: " + "; ".join(complaints)
     return f"{case.name}: {outcome.seconds:.1f} s, {verdict}"

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 
 # From linux/rtnetlink.h, if_link.h and pkt_sched.h.
 NEWLINK, NEWADDR, NEWQDISC = 16, 20, 36
@@ -55,9 +54,7 @@ class RankNetwork:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._release()
 
     def command(self, rank: int) -> list[str]:
@@ -75,7 +72,6 @@ class RankNetwork:
         self._inside(rank, "down", "eth0")
 
     def mend(self, rank: int) -> None:
-        """Puts a host that was cut off back."""
         self._inside(rank, "up", "eth0")
 
     def prepare_limit(self, rank: int, bytes_per_s: int) -> "subprocess.Popen[bytes]":
@@ -112,20 +108,12 @@ def _hold_namespace() -> subprocess.Popen[bytes]:
 def join_namespaces(name: str, pids: list[int]) -> None:
     """Makes a bridge here and a cable from it to an interface of that name in each process's namespace."""
     bridge = f"br-{name}"
-    _ask(
-        NEWLINK,
-        CREATE | EXCL,
-        _link() + _text(IFLA_IFNAME, bridge) + _attribute(IFLA_LINKINFO, _text(INFO_KIND, "bridge")),
-    )
+    _make_link(bridge, _text(INFO_KIND, "bridge"))
     _set_up(bridge)
     for number, pid in enumerate(pids):
         peer = _link() + _text(IFLA_IFNAME, name) + _number(IFLA_NET_NS_PID, pid)
         cable = _text(INFO_KIND, "veth") + _attribute(INFO_DATA, _attribute(VETH_PEER, peer))
-        _ask(
-            NEWLINK,
-            CREATE | EXCL,
-            _link() + _text(IFLA_IFNAME, f"{name}-{number}") + _attribute(IFLA_LINKINFO, cable),
-        )
+        _make_link(f"{name}-{number}", cable)
         index = socket.if_nametoindex(f"{name}-{number}")
         _ask(NEWLINK, 0, _link(index) + _number(IFLA_MASTER, socket.if_nametoindex(bridge)))
         _set_up(f"{name}-{number}")
@@ -152,6 +140,10 @@ def limit_rate(interface: str, bytes_per_s: int) -> None:
 def _set_up(interface: str, *, is_up: bool = True) -> None:
     up = 1
     _ask(NEWLINK, 0, struct.pack("=BBHiII", 0, 0, 0, socket.if_nametoindex(interface), up * is_up, up))
+
+
+def _make_link(name: str, kind: bytes) -> None:
+    _ask(NEWLINK, CREATE | EXCL, _link() + _text(IFLA_IFNAME, name) + _attribute(IFLA_LINKINFO, kind))
 
 
 def _link(index: int = 0) -> bytes:

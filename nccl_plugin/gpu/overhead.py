@@ -48,7 +48,6 @@ class Side:
     is_ours: bool = False
 
     def word(self, library: Path, rank: int, folder: Path) -> str:
-        """What tells the rank program to open it."""
         if self.is_ours and self.plugin is not None:
             return lockstep_side(self.name, str(library), folder, rank, self.settings, self.plugin)
         return side_word(self.name, str(library), str(self.plugin or "none"), self.settings)
@@ -64,7 +63,6 @@ class Configuration:
     share: float = 1  # of operations whose steps are recorded
 
     def words(self) -> list[str]:
-        """What tells the rank program to measure it."""
         timed = [f"time={size}:{calls}" for size, calls in CALLS_BY_BYTES.items()]
         return [f"use={self.side}", f"level={LEVELS.index(self.level)}:{int(self.share * FULL_SHARE)}", *timed]
 
@@ -195,9 +193,8 @@ def interval_of(ratios_by_process: Sequence[Sequence[float]], seed: int = 1) -> 
     medians = []
     for _ in range(RESAMPLES):
         drawn = generator.choices(ratios_by_process, k=len(ratios_by_process))
-        medians.append(
-            statistics.median(value for rounds in drawn for value in generator.choices(rounds, k=len(rounds)))
-        )
+        again = [generator.choices(rounds, k=len(rounds)) for rounds in drawn]
+        medians.append(statistics.median(value for rounds in again for value in rounds))
     cuts = statistics.quantiles(medians, n=40)
     return Interval(statistics.median(value for rounds in ratios_by_process for value in rounds), cuts[0], cuts[-1])
 

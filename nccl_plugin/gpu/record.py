@@ -22,7 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from families import HANGS, OUTSIDE, Case, draw, truth_of
-from lab import KEPT_VARIABLES, NCCL_ENVIRONMENT, PLUGIN, LabError, SharedGpu, end_in_order, ring_folder
+from lab import EVERY_CALLBACK, LabError, SharedGpu, base_environment, end_in_order, ring_folder, torch_environment
 from namespaces import NETWORKS, RankNetwork
 from rings import CALLBACK_KIND, NotARing, Ring, read_ring
 from traces import LAST_NS, epoch_of, recording_of, write_windows
@@ -74,8 +74,8 @@ class Job:
         self._case, self._place, self._network = case, place, network
         self._busy: list[subprocess.Popen[bytes]] = []
         self._followers = [Follower(ring_folder(place, rank)) for rank in range(case.ranks)]
-        inside = case.fault and case.fault not in OUTSIDE
-        words = ["--fault", f"{case.fault}:{case.rank}:{ONSET_S}:{self._lasts_s}:{case.times}"] if inside else []
+        inside, lasts_s = case.fault and case.fault not in OUTSIDE, HANG_S + 1.5 if case.fault in HANGS else 1e9
+        words = ["--fault", f"{case.fault}:{case.rank}:{ONSET_S}:{lasts_s}:{case.times}"] if inside else []
         words += ["--seconds", str(TRAINED_S), "--width", str(case.width), "--seed", str(case.seed)]
         words += ["--save-every", str(case.save_every)]
         for rank in range(case.ranks):
@@ -83,32 +83,16 @@ class Job:
         command = [python, str(HERE / "gpt.py"), case.mode, *words]
         self._processes = [self._start(command, rank, gpu) for rank in range(case.ranks)]
 
-    @property
-    def _lasts_s(self) -> float:
-        return HANG_S + 1.5 if self._case.fault in HANGS else 1e9
-
     def _start(self, command: Sequence[str], rank: int, gpu: dict[str, str]) -> "subprocess.Popen[bytes]":
         rings = ring_folder(self._place, rank)
         rings.mkdir(parents=True)
-        environment = {key: os.environ[key] for key in KEPT_VARIABLES if key in os.environ} | NCCL_ENVIRONMENT | gpu
+        environment = base_environment() | gpu | EVERY_CALLBACK
+        environment |= torch_environment(
+            self._case.name, rank, self._case.ranks, rank, rings, f"{NETWORKS['eth0']}.1:29500"
+        )
         environment |= {
             "NCCL_HOSTID": f"{self._case.name}-{rank}",
-            "NCCL_SOCKET_IFNAME": "eth0",
-            "NCCL_PROFILER_PLUGIN": str(PLUGIN),
             "NCCL_MAX_NCHANNELS": str(self._case.channels),
-            "LOCKSTEP_RING_DIR": str(rings),
-            "LOCKSTEP_HOST": f"h{rank}",
-            "LOCKSTEP_JOB": self._case.name,
-            "LOCKSTEP_DETAIL": "trace",
-            "LOCKSTEP_BUDGET": "0",
-            "LOCKSTEP_KERNEL": "on",
-            "RANK": str(rank),
-            "WORLD_SIZE": str(self._case.ranks),
-            "LOCAL_RANK": "0",
-            "MASTER_ADDR": f"{NETWORKS['eth0']}.1",
-            "MASTER_PORT": "29500",
-            "GLOO_SOCKET_IFNAME": "eth0",
-            "OMP_NUM_THREADS": "1",
         }
         with open(self._file(rank), "wb") as log:
             before = self._network.command(rank)
@@ -200,11 +184,10 @@ def path_of(case: Case, out: Path) -> Path:
 
 def about(case: Case, ring: Ring, epoch_ns: int, onset_ns: int, hung_ns: int) -> dict[str, object]:
     """The first line: what ran, what was done to it, and what an analysis should find."""
-    version = ring.nccl_version
     sizes = {"pipeline": "pp", "tensor": "tp"}.get(case.mode, "dp")
     line: dict[str, object] = {
         "run": case.name,
-        "nccl": f"{version // 10000}.{version // 100 % 100}.{version % 100}",
+        "nccl": ring.nccl_release,
         "ranks": case.ranks,
         "op": f"PyTorch, {case.mode}, a GPT of width {case.width}, {case.channels} channels",
         "fault": f"{case.fault} of rank {case.rank}, {case.times}" if case.fault else "none",
@@ -232,7 +215,6 @@ def record(case: Case, out: Path, python: str, gpu: dict[str, str], deadline: fl
 
 
 def main(words: Sequence[str]) -> int:
-    """Draw the cases and play them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, required=True, help="draws the cases and the families for scoring")
     parser.add_argument("--takes", type=int, default=2, help="how often each family is recorded")

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-HEADER = struct.Struct(
-    "<8sIIQQ6I"
-)  # magic, version, ready, file_bytes, created_ns, pid, tag, clock, nccl, api, kernel
+# magic, version, ready, file_bytes, created_ns, pid, tag, clock, nccl, api, kernel
+HEADER = struct.Struct("<8sIIQQ6I")
 SECTION = struct.Struct("<QII")
 SECTIONS = ("requests", "status", "clocks", "comms", "rows", "rings", "records", "operations", "transfers")
 IDENTITY = struct.Struct("<iiiI16s80s80s128s")
@@ -21,27 +20,17 @@ CLOCK_PAIR = struct.Struct("<QQQQ")
 COMM = struct.Struct("<QQQQIIII80s")
 ROW = struct.Struct("<QQQQQQQII")
 RING = struct.Struct("<QQQQQQI76x")
-OPERATION = struct.Struct("<QQQQHBBBBBBiIIIII")
 TRANSFER = struct.Struct("<QQQQQQIiHBBIII4QQ16x")
 RECORD_HEAD = struct.Struct("<IBBH")
 ENQUEUED = struct.Struct("<QQQQiI6BHiI")
 
 DEAD_ROW = 0xFFFFFFFFFFFFFFFF  # its communicator is gone, and a new one may take the place
-ENQUEUED_KIND, TRANSFER_KIND, KERNEL_KIND, STEP_KIND, CALLBACK_KIND = 1, 2, 3, 4, 5
+ENQUEUED_KIND, TRANSFER_KIND, CALLBACK_KIND = 1, 2, 5
 LEVELS = ("off", "operations", "transfers", "steps", "trace")
 FUNCS = (
-    "",
-    "AllReduce",
-    "AllGather",
-    "ReduceScatter",
-    "Broadcast",
-    "Reduce",
-    "Send",
-    "Recv",
-    "AlltoAll",
-    "Gather",
-    "Scatter",
-)
+    "", "AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce",
+    "Send", "Recv", "AlltoAll", "Gather", "Scatter",
+)  # fmt: skip
 
 
 class NotARing(Exception):
@@ -97,6 +86,11 @@ class Ring:
     host: str
     sections: dict[str, Section]
 
+    @property
+    def nccl_release(self) -> str:
+        version = self.nccl_version
+        return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+
     def status(self) -> dict[str, int]:
         """What was in force, and the counts of what did not go as it should."""
         return dict(zip(STATUS_FIELDS, STATUS.unpack_from(self.content, self.sections["status"].offset), strict=True))
@@ -148,29 +142,18 @@ class Ring:
         return Counter(FUNCS[ENQUEUED.unpack_from(record, 8)[6]] for record in self.records(ENQUEUED_KIND))
 
     def open_transfers(self) -> int:
-        """Transfers that were begun and not ended."""
         offsets = _offsets(self.sections["transfers"])
         fields = (TRANSFER.unpack_from(self.content, offset) for offset in offsets)
         return sum(1 for handle, _, _, _, _, last_ticks, *_ in fields if handle and not last_ticks)
 
-    def open_operations(self) -> int:
-        """Operations with parts that were begun and not ended."""
-        fields = (OPERATION.unpack_from(self.content, offset) for offset in _offsets(self.sections["operations"]))
-        return sum(1 for operation in fields if operation[0] and operation[14])
-
     def unix_ns(self, ticks: int) -> int:
         """UNIX time of a reading of the counter: the line through the first and the last pair."""
-        pairs = sorted(self._clock_pairs())
+        read = [CLOCK_PAIR.unpack_from(self.content, offset) for offset in _offsets(self.sections["clocks"])]
+        pairs = sorted((ticks, unix_ns) for ticks, unix_ns, _, stamp in read if stamp)
         (first, first_ns), (last, last_ns) = pairs[0], pairs[-1]
         if first == last:
             raise NotARing(f"{self.path} has one clock pair, so the length of a tick is unknown")
         return first_ns + (ticks - first) * (last_ns - first_ns) // (last - first)
-
-    def _clock_pairs(self) -> Iterator[tuple[int, int]]:
-        for offset in _offsets(self.sections["clocks"]):
-            ticks, unix_ns, _, stamp = CLOCK_PAIR.unpack_from(self.content, offset)
-            if stamp:
-                yield ticks, unix_ns
 
 
 def read_ring(path: Path) -> Ring:

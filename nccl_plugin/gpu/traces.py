@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab import Lab, Outcome, Run, lockstep_side
+from lab import EVERY_CALLBACK, Lab, Outcome, Run, lockstep_side
 from rings import CALLBACK_KIND, Ring
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # lockstep is not installed where there is a GPU
@@ -60,21 +60,10 @@ SCENARIOS = (
 
 
 def record(lab: Lab, library: str, scenario: Scenario) -> Outcome:
-    """Runs the scenario with every callback recorded."""
-
     def words(rank: int, folder: Path) -> list[str]:
-        settings = {
-            "LOCKSTEP_DETAIL": "trace",
-            "LOCKSTEP_BUDGET": "0",
-            "LOCKSTEP_KERNEL": "on",
-            "LOCKSTEP_JOB": scenario.name,
-        }
+        side = lockstep_side("plugin", library, folder, rank, EVERY_CALLBACK | {"LOCKSTEP_JOB": scenario.name})
         train = f"train={STEPS}:{TP}:{TP_BYTES}:{DP_BYTES}:{COMPUTE_US}"
-        return [
-            lockstep_side("plugin", library, folder, rank, settings),
-            *([scenario.word] if scenario.word else []),
-            train,
-        ]
+        return [side, *([scenario.word] if scenario.word else []), train]
 
     is_slow_link = scenario.classes == ("comm_slow",)
     limit = (scenario.rank, LIMIT_BYTES_PER_S) if is_slow_link else None
@@ -129,28 +118,19 @@ def recording_of(rank: int, ring: Ring, records: bytes) -> RankRecording:
 
 def about(scenario: Scenario, outcome: Outcome, rings: Sequence[Ring], epoch_ns: int) -> dict[str, object]:
     """The first line: what ran, what was done to it, and what an analysis should find."""
-    version = rings[0].nccl_version
+    layout: dict[str, object] = {"tp": TP, "dp": RANKS // TP, "pp": 1, "rank_order": "tp fastest, then dp"}
+    end_step = None if scenario.live else FIRST_KEPT + KEPT_STEPS
     line: dict[str, object] = {
         "run": scenario.name,
-        "nccl": f"{version // 10000}.{version // 100 % 100}.{version % 100}",
+        "nccl": rings[0].nccl_release,
         "ranks": RANKS,
         "op": WHAT_RUNS,
         "fault": scenario.fault,
         "hosts": {str(rank): f"h{rank}" for rank in range(RANKS)},
         "nic": "eth0",
-        "layout": {
-            "tp": TP,
-            "dp": RANKS // TP,
-            "pp": 1,
-            "rank_order": "tp fastest, then dp",
-            "comms": layout_of(rings),
-        },
+        "layout": layout | {"comms": layout_of(rings)},
         "truth": truth_of(scenario, outcome, epoch_ns),
-        "cut": {
-            "first_step": FIRST_KEPT,
-            "end_step": None if scenario.live else FIRST_KEPT + KEPT_STEPS,
-            "of": STEPS,
-        },
+        "cut": {"first_step": FIRST_KEPT, "end_step": end_step, "of": STEPS},
         "live": scenario.live,
         "mask": hex(rings[0].status()["mask"]),
         "clock": "one clock for all hosts; no skew added",
@@ -178,10 +158,7 @@ def layout_of(rings: Sequence[Ring]) -> list[dict[str, object]]:
         for comm in ring.comms():
             members.setdefault(comm.id, {})[comm.rank] = world_rank
     found = {ident: [by_rank[rank] for rank in sorted(by_rank)] for ident, by_rank in members.items()}
-    return [
-        {"id": f"{ident:016x}", "role": _role(world_ranks), "members": world_ranks}
-        for ident, world_ranks in found.items()
-    ]
+    return [{"id": f"{ident:016x}", "role": _role(ranks), "members": ranks} for ident, ranks in found.items()]
 
 
 def _role(members: Sequence[int]) -> str:

@@ -1,14 +1,14 @@
 """A gateway over real HTTP that keeps what it gets and answers as it is told."""
 
-import threading
 from collections import deque
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, Literal
 
 import pyarrow as pa
 
 from lockstep.batches import AGENT_HEADER, BOOT_HEADER, NUMBER_HEADER, DetailRequest, Receipt, decode_batch
+from tests.http_serving import Quiet, serving
 
 # A status with a problem document, a whole body with status 200, or a connection that ends without an answer.
 Answer = int | bytes | Literal["lost"]
@@ -37,16 +37,7 @@ class FakeGateway:
         self.received: list[Received] = []
         self.answers: deque[Answer] = deque()
         self.requests: tuple[DetailRequest, ...] = ()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_for(self))
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-
-    @property
-    def port(self) -> int:
-        return int(self._server.server_address[1])
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        self._serving = serving(_handler_for(self))
 
     @property
     def numbers(self) -> list[int]:
@@ -64,19 +55,17 @@ class FakeGateway:
             return Receipt(watermark=batch.number, requests=self.requests).model_dump_json().encode()
 
     def __enter__(self) -> "FakeGateway":
-        self._thread.start()
+        self.url = self._serving.__enter__()
+        self.port = int(self.url.rpartition(":")[2])
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._serving.__exit__(None, None, None)
 
 
 def _handler_for(gateway: FakeGateway) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet, BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"  # connections are kept, as the real server does
-        wbufsize = -1  # a reply leaves in one piece; in two, the second waits 40 ms for a delayed acknowledgement
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -102,8 +91,5 @@ def _handler_for(gateway: FakeGateway) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing on standard error."""
 
     return Handler

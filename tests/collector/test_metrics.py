@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from collector.metrics import serve_metrics
 from lockstep.errors import NotPresent
 from tests.collector.fake_gateway import FakeGateway
-from tests.collector.test_agent import NumberedSource, fail, running
+from tests.collector.test_agent import NumberedSource, fail, hang, running
 from tests.testbed.services import free_port
 from tests.waiting import LIMIT_S, HastyClock, eventually
 
@@ -26,15 +26,11 @@ def scrape(port: int) -> dict[tuple[str, str], float]:
 
 def test_every_source_and_the_path_out_are_accounted_for() -> None:
     let_go, port, clock = threading.Event(), free_port(), HastyClock()
-
-    def hang(_: int) -> None:
-        let_go.wait(60)
-
     sources = [
         NumberedSource("well"),
         NumberedSource("ill", before=fail(OSError("broken"))),
         NumberedSource("absent", before=fail(NotPresent("no card"))),
-        NumberedSource("hanging", before=hang),
+        NumberedSource("hanging", before=hang(let_go)),
     ]
     with FakeGateway() as gateway, running(*sources, server=gateway.url, clock=clock) as agent:
         stop = serve_metrics(agent, f"127.0.0.1:{port}", clock)

@@ -27,16 +27,18 @@ def test_sources_are_made_under_their_names_and_settings_may_choose_among_them()
         make_sources("h0", CollectorSettings(sources=("lynx",)))
 
 
-@pytest.mark.parametrize(("place", "kinds"), [("", ["process_stopped"]), ("elsewhere", [])])
-def test_processes_are_watched_that_record_where_the_settings_say(
-    live_rings: Path, place: str, kinds: list[str]
-) -> None:
+def test_processes_are_watched_that_record_where_the_settings_say(live_rings: Path) -> None:
     (pid,) = RingHolders(Path("/"), [live_rings])()
-    settings = CollectorSettings(sources=("processes",), ring_dirs=(live_rings / place,))
-    with contextlib.closing(make_sources("h0", settings)[0]) as source:
-        source.read(T0, ())
+    elsewhere, there = (
+        make_sources("h0", CollectorSettings(sources=("processes",), ring_dirs=(folder,)))[0]
+        for folder in (live_rings / "elsewhere", live_rings)
+    )
+    with contextlib.closing(elsewhere), contextlib.closing(there):
+        for source in (elsewhere, there):
+            source.read(T0, ())
         os.kill(pid, signal.SIGSTOP)
         eventually(lambda: read_stat(Path("/proc"), pid).state == "T")
-        reported = source.read(T0 + SECOND, ()).tables
+        assert elsewhere.read(T0 + SECOND, ()).tables == {}
+        reported = there.read(T0 + SECOND, ()).tables
         os.kill(pid, signal.SIGCONT)
-    assert [row["kind"] for table in reported.values() for row in table.to_pylist()] == kinds
+    assert [row["kind"] for table in reported.values() for row in table.to_pylist()] == ["process_stopped"]

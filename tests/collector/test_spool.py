@@ -150,7 +150,6 @@ def test_full_disk_sends_batches_to_memory_and_back_when_there_is_room(small_dis
 @pytest.mark.needs_root
 def test_full_disk_does_not_make_sources_read_again_what_may_be_acknowledged(small_disk: Path) -> None:
     with opened(small_disk) as spool:
-        (small_disk / "ballast").write_bytes(b"")
         fill(small_disk / "ballast")
         for number in (1, 2, 3):
             spool.put(batch(number))

@@ -7,9 +7,8 @@ import pytest
 
 from importers.traces.nccl_abi.layouts import RELEASES, facts_file
 from lockstep.errors import NotPresent
-from nccl_plugin.abi import wheels
-from nccl_plugin.abi.read_dwarf import as_text, read_release
-from nccl_plugin.abi.wheels import downloaded_library
+from nccl_plugin.abi import read_dwarf
+from nccl_plugin.abi.read_dwarf import LIBRARY, as_text, downloaded_library, read_release
 from tests.tiers import long_except
 
 
@@ -27,27 +26,27 @@ def test_the_binary_on_pypi_says_what_the_golden_data_says(release: str) -> None
 
 
 def test_a_wheel_that_cannot_be_had_is_said_with_pips_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    nowhere = (*wheels.PIP_DOWNLOAD, "--isolated", "--no-index")
-    monkeypatch.setattr(wheels, "PIP_DOWNLOAD", nowhere)
-
-    with pytest.raises(NotPresent, match=r"NCCL 2\.32\.3: .*No matching distribution"), downloaded_library("2.32.3"):
-        pass
+    pip = ("sh", "-c", 'echo searching >&2; echo "ERROR: No matching distribution found for $3" >&2; exit 1', "pip")
+    monkeypatch.setattr(read_dwarf, "PIP_DOWNLOAD", pip)
+    twice = "; ".join(f"ERROR: No matching distribution found for nvidia-nccl-cu{cuda}==2.32.3" for cuda in (13, 12))
+    with pytest.raises(NotPresent, match=f"cannot download the wheel of NCCL 2.32.3: {twice}$"):
+        downloaded_library("2.32.3").__enter__()
 
 
 def small_wheel(release: str, folder: Path) -> Path:
     """Stand in for pip: a wheel whose library is three bytes long."""
     wheel = folder / f"nvidia_nccl-{release}.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(wheels.LIBRARY, b"ELF")
+        archive.writestr(LIBRARY, b"ELF")
         archive.writestr("nvidia/nccl/include/nccl.h", b"not kept")
     return wheel
 
 
 def test_only_the_library_is_kept_and_only_for_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wheels, "_download", small_wheel)
+    monkeypatch.setattr(read_dwarf, "_download", small_wheel)
 
     with downloaded_library("2.32.3") as library:
-        folder = Path(str(library).removesuffix(wheels.LIBRARY))
+        folder = Path(str(library).removesuffix(LIBRARY))
         assert library.read_bytes() == b"ELF"
         assert [file for file in folder.rglob("*") if file.is_file()] == [library]
     assert not folder.exists()

@@ -35,18 +35,18 @@ def run(built: Path, folder: Path, job: str, *options: str) -> subprocess.Comple
     )
 
 
-def test_rank_alone_computes_and_leaves_when_its_input_ends(built: Path, tmp_path: Path) -> None:
+def test_rank_alone_computes_and_leaves_when_its_input_ends_and_half_a_command_or_job_is_refused(
+    built: Path, tmp_path: Path
+) -> None:
     done = run(built, tmp_path, ALONE.format(steps=0, how="sleep"))
-
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("ready\n")
-
-
-def test_rank_without_a_limit_is_bad_usage(built: Path, tmp_path: Path) -> None:
-    done = run(built, tmp_path, ALONE.format(steps=1, how="spin"), "--limit-s")
-
-    assert done.returncode == 2
-    assert done.stderr.startswith("usage: ")
+    without_a_limit = run(built, tmp_path, ALONE.format(steps=1, how="spin"), "--limit-s")
+    assert without_a_limit.returncode == 2
+    assert without_a_limit.stderr.startswith("usage: ")
+    without_steps = run(built, tmp_path, "rank 0 1\n")
+    assert without_steps.returncode == 2
+    assert "lacks rank, nic, sizes, or what a step is" in without_steps.stderr
 
 
 @pytest.mark.parametrize(
@@ -71,13 +71,6 @@ def test_line_that_makes_no_sense_is_refused_with_its_number(built: Path, tmp_pa
 
     assert done.returncode == 2
     assert f"rank0.job, line 10 is not understood: {line}" in done.stderr
-
-
-def test_job_without_steps_or_nics_is_refused(built: Path, tmp_path: Path) -> None:
-    done = run(built, tmp_path, "rank 0 1\n")
-
-    assert done.returncode == 2
-    assert "lacks rank, nic, sizes, or what a step is" in done.stderr
 
 
 @pytest.mark.slow

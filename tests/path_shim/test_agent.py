@@ -44,14 +44,17 @@ def agent(path: str, answer: str | None) -> Iterator[list[str]]:
         asker.close()
 
 
-@pytest.fixture(params=["path", "abstract"])
+@pytest.fixture
 def shim(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
-    name = str(tmp_path / "agent") if request.param == "path" else f"@{tmp_path}/agent"
-    with stage(tmp_path, name) as made:
+    with stage(tmp_path, f"{getattr(request, 'param', '')}{tmp_path}/agent") as made:
         made.plan(PathEntry("127.0.0.1"))
         yield made
 
 
+path_or_abstract = pytest.mark.parametrize("shim", ["", "@"], ids=["path", "abstract"], indirect=True)
+
+
+@path_or_abstract
 def test_agent_is_asked_with_the_port_of_the_destination_and_the_first_free_port_is_used(shim: Stage) -> None:
     (port,) = shim.free_ports(1)
     with agent(shim.files.agent, f"{shim.busy_port()},{port}") as questions:
@@ -79,12 +82,10 @@ def test_silent_agent_is_not_asked_again_at_once(shim: Stage) -> None:
     assert shim.outcomes == ["agent-silent"] * 3
 
 
-def test_agent_that_is_not_there_holds_nobody_up(shim: Stage) -> None:
+@path_or_abstract
+def test_agent_that_is_not_there_holds_nobody_up_and_one_is_not_asked_about_other_hosts(shim: Stage) -> None:
     assert shim.play(ONE)[0] == "127.0.0.1"
     assert shim.outcomes == ["agent-silent"]
-
-
-def test_agent_is_not_asked_about_other_hosts(shim: Stage) -> None:
     shim.plan(PathEntry("127.0.0.1", source="203.0.113.7"))
     with agent(shim.files.agent, "4000") as questions:
         shim.play(ONE)

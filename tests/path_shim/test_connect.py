@@ -83,42 +83,33 @@ def test_where_no_port_is_to_be_had_the_connection_is_made_all_the_same(
     assert [report.sport for report in shim.reports] == [told[1]] * len(outcomes)
 
 
-def test_several_connections_take_one_planned_port_after_the_other(shim: Stage) -> None:
+def test_several_connections_take_one_planned_port_after_the_other_and_none_is_shared(shim: Stage) -> None:
+    """Two sockets on one port, to one server: connect() itself would fail then, and the program with it."""
     ports = shim.free_ports(3)
     shim.plan(shim.entry(*ports))
-    assert shim.play("tell([local(p)[1] for p in [connect(int(sys.argv[1])) for _ in range(3)]])") == ports
-    assert shim.outcomes == ["enforced"] * 3
-
-
-def test_port_is_not_shared_even_where_the_program_allows_it(shim: Stage) -> None:
-    """Two sockets on one port, to one server: connect() itself would fail then, and the program with it."""
-    first, second = shim.free_ports(2)
-    shim.plan(shim.entry(first, second))
     told = shim.play(
         """
-peers = [socket.socket() for _ in range(2)]
-for peer in peers:
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+peers = [socket.socket() for _ in range(3)]
+for reuse, peer in enumerate(peers):
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, min(reuse, 1))
     peer.connect(("127.0.0.1", int(sys.argv[1])))
 tell([[local(p)[1], p.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)] for p in peers])
 """
     )
-    assert told == [[first, 1], [second, 1]]
+    assert told == [[ports[0], 0], [ports[1], 1], [ports[2], 1]]
+    assert shim.outcomes == ["enforced"] * 3
 
 
-def test_socket_that_the_program_has_bound_stays_so(shim: Stage) -> None:
+def test_socket_that_the_program_has_bound_stays_so_and_an_ipv6_destination_is_planned(shim: Stage) -> None:
     planned, chosen = shim.free_ports(2)
-    shim.plan(shim.entry(planned))
-    assert shim.play(f"tell(local(connect(int(sys.argv[1]), source=('127.0.0.1', {chosen}))))")[1] == chosen
-    assert shim.outcomes == ["bound"]
-
-
-def test_ipv6_destination_is_planned(shim: Stage) -> None:
-    (port,) = shim.free_ports(1)
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
-        shim.plan(PathEntry("::1", (port,)))
-        told = shim.play(f"tell(local(connect({server.getsockname()[1]}, '::1', family=socket.AF_INET6)))")
-    assert told == ["::1", port]
+        shim.plan(shim.entry(planned), PathEntry("::1", (planned,)))
+        told = shim.play(
+            f"tell([local(connect(int(sys.argv[1]), source=('127.0.0.1', {chosen}))),"
+            f"local(connect({server.getsockname()[1]}, '::1', family=socket.AF_INET6))])"
+        )
+    assert told == [["127.0.0.1", chosen], ["::1", planned]]
+    assert shim.outcomes == ["bound", "enforced"]
 
 
 TWICE = """
@@ -128,14 +119,13 @@ tell(local(connect(int(sys.argv[1]))))
 """
 
 
-def say(process: "subprocess.Popen[str]") -> None:
+def hear(process: "subprocess.Popen[str]", go_on: bool = False) -> int:
+    """Return the port that the program tells next, after a line that lets it go on."""
     assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-
-
-def hear(process: "subprocess.Popen[str]") -> int:
     assert process.stdout is not None
+    if go_on:
+        process.stdin.write("\n")
+        process.stdin.flush()
     return int(json.loads(process.stdout.readline())[1])
 
 
@@ -145,9 +135,7 @@ def test_running_process_follows_a_new_plan(shim: Stage) -> None:
     with shim.start(TWICE) as process:
         assert hear(process) == first
         shim.plan(shim.entry(second))
-        say(process)
-        assert hear(process) == second
-
+        assert hear(process, go_on=True) == second
     assert [report.generation for report in shim.reports] == [1, 2]
 
 
@@ -159,9 +147,7 @@ def test_running_process_does_not_go_back_to_an_older_plan(shim: Stage) -> None:
         assert hear(process) == first
         older = shim.files.plan.read_text().replace("lockstep-paths 1 2 ", "lockstep-paths 1 1 ")
         shim.files.plan.write_text(older.replace(str(first), str(second)))
-        say(process)
-        assert hear(process) not in (first, second)
-
+        assert hear(process, go_on=True) not in (first, second)
     assert shim.outcomes == ["enforced", "stale"]
 
 

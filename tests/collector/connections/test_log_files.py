@@ -44,21 +44,11 @@ def own_root(tmp_path: Path) -> Path:
     return root
 
 
-@pytest.mark.parametrize(
-    ("pattern", "name"),
-    [
-        ("/tmp/nccl.%h.%p.log", "/tmp/nccl.n1.42.log"),
-        ("/tmp/100%%", "/tmp/100%"),
-        ("/tmp/%x%", "/tmp/%x%"),
-        ("/tmp/%%p", "/tmp/%p"),
-        ("", ""),
-    ],
-)
-def test_name_is_made_as_nccl_makes_it(pattern: str, name: str) -> None:
-    assert expand_name(pattern, "n1.cluster.local", 42) == name
-
-
-def test_file_is_found_below_the_root_of_its_process_also_through_links(own_root: Path) -> None:
+def test_name_is_made_as_nccl_makes_it_and_found_below_the_root_of_its_process_also_through_links(
+    own_root: Path,
+) -> None:
+    names = {"/tmp/nccl.%h.%p.log": "/tmp/nccl.n1.42.log", "/tmp/%%p": "/tmp/%p", "/tmp/%x%": "/tmp/%x%", "": ""}
+    assert {pattern: expand_name(pattern, "n1.cluster.local", 42) for pattern in names} == names
     (own_root / "data/link.log").symlink_to("/tmp/nccl.log")
     (own_root / "scratch").symlink_to("/tmp")
     assert content(own_root, "logs/own.log") == b"at home"
@@ -160,32 +150,19 @@ def test_data_comes_in_at_the_first_device_of_a_ring_and_goes_out_at_the_last() 
     assert [(use.channel, use.direction, use.device) for use in parse_graph(CHANNELS)] == uses
 
 
-@pytest.mark.parametrize(
-    "channel",
-    [
+def test_graph_without_networks_says_nothing_and_a_file_that_is_none_is_refused() -> None:
+    for channel in (
         b"",
         b'<channel><gpu dev="0"/><gpu dev="1"/></channel>',
         b'<channel><net dev="-1"/><gpu dev="0"/><net dev="x"/></channel>',
         b'<channel><net/><gpu/><net dev="99999999999"/></channel>',
-    ],
-)
-def test_graph_without_networks_says_nothing(channel: bytes) -> None:
-    assert parse_graph(b'<graphs><graph id="0">' + channel + b"</graph></graphs>") == []
-
-
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        (b"", "no XML"),
-        (b"<graphs", "no XML"),
-        (b"\xff\xfe", "no XML"),
-        (b'<!DOCTYPE a [<!ENTITY b "bb">]><graphs>&b;</graphs>', "declaration"),
-        (b" " * (GRAPH_BYTES + 1), "more than"),
-    ],
-)
-def test_file_that_is_no_graph_is_refused(content: bytes, complaint: str) -> None:
-    with pytest.raises(BadInput, match=complaint):
-        parse_graph(content)
+    ):
+        assert parse_graph(b'<graphs><graph id="0">' + channel + b"</graph></graphs>") == []
+    complaints = {b"": "no XML", b"<graphs": "no XML", b"\xff\xfe": "no XML", b" " * (GRAPH_BYTES + 1): "more than"}
+    complaints[b'<!DOCTYPE a [<!ENTITY b "bb">]><graphs>&b;</graphs>'] = "declaration"
+    for content, complaint in complaints.items():
+        with pytest.raises(BadInput, match=complaint):
+            parse_graph(content)
 
 
 @given(st.binary(max_size=200) | st.lists(st.sampled_from(CHANNELS.split(b"<")), max_size=20).map(b"<".join))

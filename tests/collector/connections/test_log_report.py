@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collector.connections import log_report
-from collector.connections.log_lines import ChannelLine, CommBegins, Warned
+from collector.connections.log_lines import ChannelLine, CommBegins, CommChange, ProxyLine, Warned
 from collector.connections.log_report import LIKELY, MOST_COMMS, SURE, UNKNOWN, CommBook, LogReport, child_id
 from collector.connections.warnings import load_words
 from tests.collector.sources.imitated_nccl import REAL_LOG, REAL_PID
@@ -63,6 +63,8 @@ def test_warning_has_a_kind_where_it_concerns_a_connection(sentence: str, kind: 
 
 WORLD, SPLIT = 0xA0, 0xB0
 MAIN, PROXY, OTHER_PROXY = 1, 20, 30
+BEGAN = ProxyLine("began")
+SPLIT_READY, SPLIT_ENDS = (CommChange(SPLIT, is_ready) for is_ready in (True, False))
 
 
 def channel(rank: int = 1, peer: int = 0) -> ChannelLine:
@@ -74,11 +76,16 @@ def book_of(release: tuple[int, int] | None = (2, 28)) -> CommBook:
     book = CommBook()
     book.release = release
     book.begin(MAIN, CommBegins(WORLD, 1, 4, 0, 0x53025406BC896DD3))
-    book.add_proxy(PROXY)
-    book.finish(WORLD)
+    book.take_proxy(PROXY, BEGAN)
+    book.change(CommChange(WORLD, is_ready=True))
     book.begin(MAIN, CommBegins(SPLIT, 1, 2, 0, None, WORLD, 1, 2130503744))
-    book.add_proxy(OTHER_PROXY)
+    book.take_proxy(OTHER_PROXY, BEGAN)
     return book
+
+
+def ask(book: CommBook, proxy: int) -> None:
+    book.take_proxy(proxy, ProxyLine("asked"))
+    book.take_proxy(MAIN, ProxyLine("answered"))
 
 
 def find(book: CommBook, line: ChannelLine, tid: int = MAIN) -> tuple[int | None, float]:
@@ -86,45 +93,37 @@ def find(book: CommBook, line: ChannelLine, tid: int = MAIN) -> tuple[int | None
     return (comm.pointer if comm else None), confidence
 
 
-def test_channel_written_while_a_communicator_is_made_is_its_own() -> None:
-    assert find(book_of(), channel()) == (SPLIT, SURE)
-
-
 @pytest.mark.parametrize(("proxy", "pointer"), [(PROXY, WORLD), (OTHER_PROXY, SPLIT)])
-def test_later_channel_belongs_to_the_communicator_whose_proxy_was_asked(proxy: int, pointer: int) -> None:
+def test_channel_is_of_the_communicator_being_made_and_later_of_the_one_whose_proxy_was_asked(
+    proxy: int, pointer: int
+) -> None:
     book = book_of()
-    book.finish(SPLIT)
-    book.ask_proxy(proxy)
-    book.answer_proxy(MAIN)
+    assert find(book, channel()) == (SPLIT, SURE)
+    book.change(SPLIT_READY)
+    ask(book, proxy)
     assert find(book, channel()) == (pointer, SURE)
     assert find(book, channel()) == (None, UNKNOWN)  # the answer was for one channel
 
 
 def test_channel_is_likely_of_the_only_communicator_it_fits_and_left_open_between_several() -> None:
     book = book_of()
-    book.finish(SPLIT)
+    book.change(SPLIT_READY)
     assert find(book, channel(peer=3)) == (WORLD, LIKELY)
     assert find(book, channel()) == (None, UNKNOWN)
     assert find(book, channel(rank=3)) == (None, UNKNOWN)
-    book.end(SPLIT)
+    book.change(SPLIT_ENDS)
     assert find(book, channel()) == (WORLD, LIKELY)
-
-
-def test_child_without_a_proxy_of_its_own_shares_its_parent_s() -> None:
-    book = book_of()
-    book.end(SPLIT)
     book.begin(MAIN, CommBegins(SPLIT, 0, 2, 0, None, WORLD, 2, 5))
-    book.finish(SPLIT)
-    book.ask_proxy(PROXY)
-    book.answer_proxy(MAIN)
-    assert find(book, channel(rank=0, peer=1)) == (SPLIT, SURE)
+    book.change(SPLIT_READY)
+    ask(book, PROXY)
+    assert find(book, channel(rank=0, peer=1)) == (SPLIT, SURE), "a child without a proxy shares its parent's"
 
 
 def test_proxy_that_begins_while_two_are_made_belongs_to_nobody_and_the_number_of_all_is_bounded() -> None:
     book = CommBook()
     for tid, pointer in ((1, WORLD), (2, SPLIT)):
         book.begin(tid, CommBegins(pointer, 1, 4, 0, 7))
-    book.add_proxy(PROXY)
+    book.take_proxy(PROXY, BEGAN)
     assert [comm.proxy_tid for comm in book.comms] == [None, None]
     endless = CommBook()
     for pointer in range(MOST_COMMS + 10):
@@ -132,10 +131,10 @@ def test_proxy_that_begins_while_two_are_made_belongs_to_nobody_and_the_number_o
     assert [endless.comms[0].pointer, len(endless.comms)] == [10, MOST_COMMS]
 
 
-@pytest.mark.parametrize("release", [(2, 26), (2, 25), (2, 19), None])
-def test_id_is_the_profiler_s_from_the_release_in_which_both_are_the_same(release: tuple[int, int] | None) -> None:
-    known = [0x53025406BC896DD3, 0xE9BF466C3E5EEA0D] if release == (2, 26) else [None, None]
-    assert [comm.id for comm in book_of(release).comms] == known
+def test_id_is_the_profiler_s_from_the_release_in_which_both_are_the_same() -> None:
+    assert [comm.id for comm in book_of((2, 26)).comms] == [0x53025406BC896DD3, 0xE9BF466C3E5EEA0D]
+    for release in ((2, 25), (2, 19), None):
+        assert [comm.id for comm in book_of(release).comms] == [None, None]
 
 
 def test_id_of_a_split_is_the_one_that_ras_reported_on_a_real_job() -> None:

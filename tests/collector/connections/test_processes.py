@@ -71,19 +71,16 @@ def test_process_of_which_the_kernel_says_nonsense_is_passed_over(tmp_path: Path
     assert pids(tmp_path) == [4]
 
 
-def test_job_is_that_of_the_control_group_before_the_environment(tmp_path: Path) -> None:
+def test_job_is_that_of_the_control_group_first_and_sockets_are_those_among_the_open_files(tmp_path: Path) -> None:
     folder = imitate_process(tmp_path, 3, {"NCCL_DEBUG_FILE": "x", "LOCKSTEP_JOB": "told"})
     (process,) = NcclProcesses(tmp_path, lambda: ()).scan()
     assert find_job(tmp_path / "proc", process) == "told"
     (folder / "cgroup").write_text("0::/system.slice/slurmstepd.scope/job_4711/step_0\n")
     assert find_job(tmp_path / "proc", process) == "4711"
-
-
-def test_sockets_of_a_process_are_those_among_its_open_files(tmp_path: Path) -> None:
-    folder = imitate_process(tmp_path, 3, sockets=[7, 8])
+    folder = imitate_process(tmp_path, 5, sockets=[7, 8])
     (folder / "fd/9").symlink_to("/dev/null")
     (folder / "fd/10").symlink_to("socket:[x]")
-    assert socket_inodes(tmp_path / "proc", 3) == {7, 8}
+    assert socket_inodes(tmp_path / "proc", 5) == {7, 8}
     assert socket_inodes(tmp_path / "proc", 4) == set()
 
 
@@ -97,13 +94,8 @@ NICS = HostNics({"mlx5_0": ("eth0",), "mlx5_1": ("eth1",), "mlx4_0:1": (), "mlx4
 
 
 def test_nic_is_named_as_in_the_topology_or_as_its_counters() -> None:
-    ports = {
-        "mlx5_0:1": "eth0",
-        "mlx5_1:1": "mlx5_1",
-        "mlx4_0:2": "mlx4_0:2",
-        "mlx5_9:1": "mlx5_9",
-        "mlx5_9": "mlx5_9",
-    }
+    ports = {"mlx5_0:1": "eth0", "mlx5_1:1": "mlx5_1", "mlx4_0:2": "mlx4_0:2"}
+    ports |= dict.fromkeys(("mlx5_9:1", "mlx5_9"), "mlx5_9")
     assert {port: NICS.name_port(port) for port in ports} == ports
     interfaces = {"eth0": "eth0", "eth1": "mlx5_1", "eth9": "eth9"}
     assert {interface: NICS.name_interface(interface) for interface in interfaces} == interfaces

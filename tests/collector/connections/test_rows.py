@@ -17,7 +17,7 @@ from collector.connections.warnings import load_words
 from lockstep.records import Connection
 
 OWNER = Owner((42, 7), "h0", "job", 0, 1)
-LOGGED = LoggedConnection(1, 0, 1, 0, "send", "NET", "IB", ("mlx5_0:1",), "", None, gpu=0, confidence=0.9)
+LOGGED = LoggedConnection(1, 0, 1, 0, "send", "NET", "IB", ("mlx5_0:1",), "", None, confidence=0.9)
 
 
 def row_of(logged: LoggedConnection = LOGGED) -> Connection:
@@ -40,15 +40,12 @@ def test_row_with_more_confidence_or_another_field_is_better_and_one_seen_later_
     assert (nameless.nic, nameless.confidence) == (None, 0.45)
 
 
-def test_rows_beyond_the_limit_come_the_next_time() -> None:
+def test_rows_beyond_the_limit_come_the_next_time_and_those_without_room_are_counted_once() -> None:
     sent = SentRows()
     rows: dict[Key, Connection] = {(42, 7, number): row_of() for number in range(5)}
     assert [len(sent.choose(rows, 3)), sent.has_more] == [3, True]
     assert [len(sent.choose(rows, 3)), sent.has_more] == [2, False]
     assert sent.choose(rows, 3) == []
-
-
-def test_rows_without_room_are_counted_once_and_reported_when_others_are_gone() -> None:
     sent = SentRows()
     sent.MOST_ROWS = 2
     mine: dict[Key, Connection] = {(1, 1, number): row_of() for number in range(2)}

@@ -32,28 +32,16 @@ def connector() -> Iterator[ProcConnector]:
         yield opened
 
 
-NO_EXITS = [
-    exit_message(thread=43),
-    exit_message(what=1),
-    exit_message(what=0),
-    exit_message()[:51],
-    b"",
-    b"\xff" * 40,
-]
-
-
 def test_exit_is_decoded_with_its_time_and_everything_else_is_none() -> None:
     assert decode_exit(exit_message()) == Exit(pid=42, monotonic_ns=77, status=9)
-    assert [decode_exit(message) for message in NO_EXITS] == [None] * 6
+    others = [exit_message(thread=43), exit_message(what=1), exit_message(what=0)]
+    assert [decode_exit(message) for message in (*others, exit_message()[:51], b"", b"\xff" * 40)] == [None] * 6
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "signal", "dumped"),
-    [(0, 0, None, False), (0x300, 3, None, False), (9, None, 9, False), (0x80 | 11, None, 11, True)],
-)
-def test_status_says_code_or_signal(status: int, code: int | None, signal: int | None, dumped: bool) -> None:
-    end = Exit(42, 0, status)
-    assert (end.exit_code, end.signal, end.dumped_core) == (code, signal, dumped)
+def test_status_says_code_or_signal() -> None:
+    statuses = {0: (0, None, False), 0x300: (3, None, False), 9: (None, 9, False), 0x80 | 11: (None, 11, True)}
+    ends = [Exit(42, 0, status) for status in statuses]
+    assert {end.status: (end.exit_code, end.signal, end.dumped_core) for end in ends} == statuses
 
 
 @pytest.mark.needs_root

@@ -44,10 +44,8 @@ def diag_message(*, info: bytes | None = bytes(range(232)), family: int = socket
     addresses = socket.inet_aton("10.0.0.1") + bytes(12) + socket.inet_aton("10.0.0.2") + bytes(12)
     identity = ports + addresses + struct.pack("=IQ", 3, 77)
     message = struct.pack("=BBBB", family, 1, 0, 0) + identity + struct.pack("=IIIII", 0, 0, 0, 1000, 4711)
-    attributes = (
-        pack_attribute(8, b"\0") + (b"" if info is None else pack_attribute(2, info)) + pack_attribute(5, b"\0")
-    )
-    return message + attributes
+    told = b"" if info is None else pack_attribute(2, info)
+    return message + pack_attribute(8, b"\0") + told + pack_attribute(5, b"\0")
 
 
 def datagram(*messages: bytes) -> Datagram:
@@ -58,31 +56,26 @@ def datagram(*messages: bytes) -> Datagram:
     return Datagram(data, places)
 
 
-def test_both_ends_of_a_connection_are_listed_with_their_flow(connection: Connection) -> None:
-    client, server = connection
-    client.sendall(b"x" * 1_000)
-    assert server.recv(1_000)
-    mine = found(list_tcp_sockets(), client)
-    assert (mine.local, mine.lport) == client.getsockname()
-    assert (mine.remote, mine.rport) == server.getsockname()
-    assert (mine.state, mine.uid, mine.interface) == (1, os.getuid(), 0)
-    assert mine.cookie == int.from_bytes(client.getsockopt(socket.SOL_SOCKET, 57, 8), "little")  # SO_COOKIE
-    assert (mine.bytes_sent, mine.bytes_retrans, mine.retrans_total, mine.lost) == (1_000, 0, 0, 0)
-    assert mine.rtt_us
-    assert found(list_tcp_sockets(), server).bytes_sent == 0
-
-
-def test_flow_is_what_the_socket_itself_says(connection: Connection) -> None:
+def test_both_ends_of_a_connection_are_listed_with_the_flow_that_the_socket_itself_says(
+    connection: Connection,
+) -> None:
     client, server = connection
     client.sendall(b"x" * 100_000)
     while len(server.recv(1 << 20, socket.MSG_PEEK)) < 100_000:
         pass
     info = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
     mine = found(list_tcp_sockets(), client)
+    assert (mine.local, mine.lport) == client.getsockname()
+    assert (mine.remote, mine.rport) == server.getsockname()
+    assert (mine.state, mine.uid, mine.interface) == (1, os.getuid(), 0)
+    assert mine.cookie == int.from_bytes(client.getsockopt(socket.SOL_SOCKET, 57, 8), "little")  # SO_COOKIE
+    assert (mine.bytes_sent, mine.bytes_retrans, mine.retrans_total, mine.lost) == (100_000, 0, 0, 0)
     rtt, variation = struct.unpack_from("=II", info, 68)
     (floor,), (busy,) = struct.unpack_from("=I", info, 148), struct.unpack_from("=Q", info, 168)
     assert (mine.rtt_us, mine.rttvar_us, mine.min_rtt_us, mine.busy_us) == (rtt, variation, floor, busy)
+    assert mine.rtt_us
     assert mine.delivery_rate_bps == 8 * struct.unpack_from("=Q", info, 160)[0]
+    assert found(list_tcp_sockets(), server).bytes_sent == 0
 
 
 def test_addresses_of_ipv6_are_listed_and_ipv4_in_them_is_ipv4() -> None:
@@ -164,14 +157,11 @@ def test_older_kernel_that_says_less_leaves_the_rest_unknown(length: int, known:
     assert [value is not None for value in flow] == [True] * known + [False] * (10 - known)
 
 
-def test_round_trip_never_measured_is_unknown_rather_than_zero_or_an_hour() -> None:
+def test_round_trip_never_measured_is_unknown_and_sockets_with_and_without_information_do_not_mix() -> None:
     info = bytearray(232)
     struct.pack_into("=I", info, 148, 0xFFFF_FFFF)
     (mine,) = records_of(decode_sockets(datagram(diag_message(info=bytes(info)))))
     assert (mine.rtt_us, mine.rttvar_us, mine.min_rtt_us) == (None, None, None)
-
-
-def test_sockets_with_and_without_information_do_not_mix() -> None:
     table = decode_sockets(datagram(diag_message(info=None), diag_message(info=b"\1" * 232), b"short"))
     assert [each.retrans_total for each in records_of(table)] == [None, 0x01010101]
     assert table.info["lost"].tolist() == [0, 0x01010101]  # sums over a column need no mask

@@ -4,7 +4,6 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
@@ -23,13 +22,7 @@ from collector.kernel.netlink import (
     walk_attributes,
     walk_messages,
 )
-from tests.collector.sources.link_namespaces import Namespace, Pair, joined_namespaces
-
-
-@pytest.fixture
-def pair() -> Iterator[Pair]:
-    with joined_namespaces() as pair:
-        yield pair
+from tests.collector.sources.link_namespaces import Namespace, joined_namespaces
 
 
 def names(route: NetlinkSocket) -> list[str]:
@@ -77,18 +70,13 @@ def test_unknown_protocol_and_a_file_that_is_no_namespace_are_refused() -> None:
 
 
 @pytest.mark.needs_root
-def test_another_namespace_is_asked_and_ours_is_not_left(pair: Pair) -> None:
+def test_another_namespace_is_asked_and_tells_its_changes_once_in_order_and_ours_is_not_left() -> None:
     mine = os.readlink("/proc/thread-self/ns/net")
-    with closing(NetlinkSocket(NETLINK_ROUTE, namespace_fd=pair.there.fd)) as route:
-        listed = names(route)
-    assert "eth0" in listed
-    assert os.readlink("/proc/thread-self/ns/net") == mine
-    assert os.readlink("/proc/thread-self/ns/net") != pair.there.run(os.readlink, "/proc/thread-self/ns/net")
-
-
-@pytest.mark.needs_root
-def test_changes_are_reported_in_order_and_only_once(pair: Pair) -> None:
-    with closing(NetlinkSocket(NETLINK_ROUTE, (LINK_GROUP,), pair.here.fd)) as changes:
+    with joined_namespaces() as pair, closing(NetlinkSocket(NETLINK_ROUTE, (LINK_GROUP,), pair.here.fd)) as changes:
+        with closing(NetlinkSocket(NETLINK_ROUTE, namespace_fd=pair.there.fd)) as route:
+            assert "eth0" in names(route)
+        assert os.readlink("/proc/thread-self/ns/net") == mine
+        assert mine != pair.there.run(os.readlink, "/proc/thread-self/ns/net")
         for state in ("down", "up"):
             pair.here.set_link("eth0", state)
         enabled = [link.is_enabled for link in reported(changes) if link.name == "eth0"]
@@ -111,7 +99,7 @@ def test_too_many_changes_are_counted_as_lost_and_the_next_are_reported(monkeypa
 
 
 @pytest.mark.needs_root
-def test_change_that_another_process_sends_is_not_believed(pair: Pair) -> None:
+def test_change_that_another_process_sends_is_not_believed() -> None:
     with closing(NetlinkSocket(NETLINK_ROUTE, (LINK_GROUP,))) as changes:
         port = changes._socket.getsockname()[0]
         forged = struct.pack("=BxHiII", 0, 1, 2, 0, 0) + pack_attribute(3, b"forged\0")

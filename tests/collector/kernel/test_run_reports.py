@@ -23,7 +23,6 @@ SAID |= {"exception": {"name": "ValueError", "message": "no loss"}, "stderr_tail
 
 
 def leave(folder: Path, name: str = "run-42.json", **changes: object) -> Path:
-    """Leave a report as `lockstep run` does, with these changes."""
     return leave_text(folder, name, json.dumps(SAID | changes))
 
 
@@ -125,18 +124,19 @@ WRONG: list[dict[str, Any]] = [
 NO_REPORTS = ["", "garbage", "[]", "null", '{"version": 1}', "[" * 60_000]
 
 
-@pytest.mark.parametrize("text", NO_REPORTS + [json.dumps(SAID | changes) for changes in WRONG], ids=range(19))
-def test_file_that_is_no_report_is_reported_once_and_stays(tmp_path: Path, text: str) -> None:
-    file, source = leave_text(tmp_path, "run-1.json", text), source_of(tmp_path)
-    assert warnings_of(source) == ["files are no run reports and stay"]
-    assert file.read_text() == text
+def test_file_that_is_no_report_is_reported_once_and_stays(tmp_path: Path) -> None:
+    texts = dict(enumerate(NO_REPORTS + [json.dumps(SAID | changes) for changes in WRONG]))
+    files = {leave_text(tmp_path, f"run-{number}.json", text): text for number, text in texts.items()}
+    (line,) = warnings_of(source_of(tmp_path))
+    assert (line["event"], line["files"]) == ("files are no run reports and stay", 19)
+    assert {file: file.read_text() for file in files} == files
 
 
-def warnings_of(source: ProcessesSource) -> list[str]:
+def warnings_of(source: ProcessesSource) -> list[Any]:
     """Read twice, without an event; return the warnings."""
     with capture_logs() as lines:
         assert [read(source), read(source)] == [[], []]
-    return [line["event"] for line in lines if line["log_level"] == "warning"]
+    return [line for line in lines if line["log_level"] == "warning"]
 
 
 def test_only_plain_files_of_their_owner_with_the_name_of_a_report_are_read(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_directory_in_which_others_can_replace_files_is_not_read(tmp_path: Path)
     leave(tmp_path)
     tmp_path.chmod(0o777)
     source = source_of(tmp_path)
-    assert warnings_of(source) == ["directory of run reports is not read"]
+    assert [line["event"] for line in warnings_of(source)] == ["directory of run reports is not read"]
     tmp_path.chmod(0o1777)
     assert len(read(source)) == 1
 
@@ -177,18 +177,15 @@ def test_report_that_cannot_be_taken_away_is_reported_once(tmp_path: Path, monke
     assert len(read(source)) == 1
 
 
-def test_flood_of_reports_is_spread_over_reads(tmp_path: Path) -> None:
+def test_flood_of_reports_is_spread_over_reads_and_their_texts_are_cut_and_cleaned(tmp_path: Path) -> None:
     for number in range(100):
         leave(tmp_path, f"run-{number}.json", pid=number + 1)
     source = source_of(tmp_path)
     assert [len(read(source)) for _ in range(3)] == [64, 36, 0]
-
-
-def test_texts_in_a_report_are_cut_and_cleaned(tmp_path: Path) -> None:
     hostile = "\x1b[2J\n" + "x" * 5_000
-    said = SAID | {"program": hostile, "member": {"rank": 3, "job": hostile}, "stderr_tail": [hostile] * 4}
-    leave_text(tmp_path, "run-42.json", json.dumps(said | {"exception": {"name": hostile, "message": hostile}}))
-    (row,) = read(source_of(tmp_path))
+    raised, member = {"name": hostile, "message": hostile}, {"rank": 3, "job": hostile}
+    leave(tmp_path, program=hostile, member=member, stderr_tail=[hostile] * 4, exception=raised)
+    (row,) = read(source)
     assert row["message"].isprintable()
     assert len(row["message"]) < 3_000
 
@@ -196,7 +193,5 @@ def test_texts_in_a_report_are_cut_and_cleaned(tmp_path: Path) -> None:
 def test_large_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
     file = leave(tmp_path)
     os.truncate(file, 1 << 29)  # a hole, which costs nothing to make and much memory to read
-    with capture_logs() as lines:
-        assert read(source_of(tmp_path)) == []
-    (line,) = [line for line in lines if line["log_level"] == "warning"]
+    (line,) = warnings_of(source_of(tmp_path))
     assert line["first"] == f"{file}: has {1 << 29} bytes, and a report 65536 at most"
