@@ -2,7 +2,7 @@
 
 Each node that may be lost, a node that joins, each job that may end, each that waits and may start. Events that leave
 the same counts to choose from share an answer: all healthy nodes of a job are one case, all idle nodes another.
-An answer equals that of solving anew after the event; which nodes a job gets is settled at the event (placing.py).
+An answer equals that of solving anew after the event; which nodes a job gets is settled at the event.
 """
 
 import math

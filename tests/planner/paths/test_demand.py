@@ -13,7 +13,7 @@ from lockstep.fabrics import dual_plane, leaf_spine
 from lockstep.records import Comm, Connection, HostRecord, TransferStat
 from lockstep.tables import TABLE_BY_NAME, TABLES
 from lockstep.topology import Nic, Topology, TopologyIndex
-from planner.paths.demand import Demand, DemandFacts, DemandOptions, WiringBook, find_demand
+from planner.paths.demand import Demand, DemandFacts, WiringBook, find_demand
 from planner.paths.flows import place_flows
 from planner.paths.network import build_network
 from simulator.operations import Operation
@@ -42,7 +42,7 @@ def facts_of(*records: HostRecord, topology: TopologyIndex = FABRIC) -> DemandFa
 
 
 def find(*records: HostRecord, **options: float) -> Demand:
-    return find_demand(facts_of(*records), DemandOptions(**options))
+    return find_demand(facts_of(*records), **options)
 
 
 def member(rank: int, **fields: Any) -> Comm:
@@ -154,7 +154,7 @@ def test_whatever_was_told_can_be_planned(reported: list[tuple[int, int, float, 
         for row in sends(rank, peer, gbps, seconds=1 + channel % 3, nic=nic, channel=channel)
     ]
     facts = facts_of(*MEMBERS, *stats)
-    flows = find_demand(facts, DemandOptions(trickle_share=0.0)).flows
+    flows = find_demand(facts, trickle_share=0.0).flows
     place_flows(build_network(FABRIC.topology), flows)
     sent = sum(
         row.bytes for row in stats if isinstance(row, TransferStat) and 0 <= row.peer < 4 and row.peer != row.rank

@@ -14,16 +14,16 @@ from planner.paths.health import (
     Evidence,
     HealthOptions,
     LinkHealth,
-    Parts,
     judge_topology,
     judge_verdict,
+    name_parts,
 )
 from planner.paths.network import build_network, with_rates
 from tests.builders import SECOND
 from tests.planner import build
 
 FABRIC = leaf_spine(hosts=4, nics_per_host=1, leaves=2, spines=2)  # 400 Gbit/s
-PARTS = Parts(FABRIC)
+PARTS = name_parts(FABRIC)
 LINK = "leaf0--spine0"
 HOLD_S = 10
 
