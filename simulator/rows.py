@@ -183,10 +183,15 @@ class RowWriter:
 
     def nics(self, nics: Ints) -> pa.Array | None:
         """Return the names of NICs on their hosts, where it is known which NIC was used."""
-        if not self.scenario.telemetry.nics:
-            return None
+        return self.name_nics(nics) if self.scenario.telemetry.nics else None
+
+    def name_nics(self, nics: Ints) -> pa.Array:
         names = pa.array([f"eth{number}" for number in range(self.scenario.cluster.nics_per_host)])
         return names.take(pa.array(nics % self.scenario.cluster.nics_per_host))
+
+    def name_hosts(self, hosts: Ints) -> pa.Array:
+        names = pa.array([f"h{host}" for host in range(self.scenario.cluster.all_hosts)])
+        return names.take(pa.array(hosts))
 
     def _addresses(self, hosts: Ints, nics: Ints) -> pa.Array:
         numbers = (nics % self.scenario.cluster.nics_per_host).tolist()
@@ -226,8 +231,7 @@ class RowWriter:
 
     def host_rows(self, table: str, hosts: Ints, **columns: object) -> pa.Table:
         """Return rows made by these hosts; single values are repeated, missing ones are null."""
-        names = pa.array([f"h{host}" for host in range(self.scenario.cluster.all_hosts)])
-        return fill_rows(TABLE_BY_NAME[table], len(hosts), columns | {"host": names.take(pa.array(hosts))})
+        return fill_rows(TABLE_BY_NAME[table], len(hosts), columns | {"host": self.name_hosts(hosts)})
 
 
 _WAITS = {  # columns of rows by whether a side sends, and what they are called in transfers
@@ -240,10 +244,7 @@ _PORTS = {"ib": ("roce", 4791), "socket": ("tcp", 0)}  # protocol and destinatio
 def step_samples(writer: RowWriter, operation: Operation, moved: Transfers) -> pa.Table:
     """Return both sides of every step of an operation whose steps were kept."""
     trace = moved.trace or Steps()
-    sides = {
-        "send": (trace.posted, trace.handed, trace.sent),
-        "recv": (trace.awaited, trace.arrived, trace.taken),
-    }
+    sides = {"send": (trace.posted, trace.handed, trace.sent), "recv": (trace.awaited, trace.arrived, trace.taken)}
     return pa.concat_tables([_step_side(writer, operation, moved, side, sides[side]) for side in operation.sides])
 
 
@@ -276,16 +277,15 @@ def paths(writer: RowWriter, operation: Operation, network: Network) -> pa.Table
     if moved is None or not writer.scenario.telemetry.paths or "send" not in operation.sides:
         return schema_of(TABLE_BY_NAME["paths"]).empty_table()
     hosts, far = (operation.comms.placement.host_of[ranks] for ranks in (moved.src, moved.dst))
-    nics = writer.scenario.cluster.nics_per_host
     proto, dport = _PORTS.get(writer.scenario.cluster.transport, ("tcp", 0))
     routes = [[link // 2 for link in path if link != network.nowhere] for path in moved.paths.tolist()]
     links = [[network.links[link].id for link in path] for path in routes]
     return writer.host_rows(
         "paths",
         hosts,
-        src_nic=_names(moved.tx_nic % nics),  # who probes knows the NICs, whoever else does
-        dst=pa.array([f"h{host}" for host in far.tolist()]),
-        dst_nic=_names(moved.rx_nic % nics),
+        src_nic=writer.name_nics(moved.tx_nic),  # who probes knows the NICs, whoever else does
+        dst=writer.name_hosts(far),
+        dst_nic=writer.name_nics(moved.rx_nic),
         proto=proto,
         sport=moved.sport,
         dport=dport,
@@ -325,9 +325,9 @@ class SimulatedProbes:
             "probes",
             hosts,
             ts_ns=writer.timestamps(hosts, np.full(len(src), float(second_ns))),
-            src_nic=_names(src % nics),
-            dst=pa.array([f"h{host}" for host in (dst // nics).tolist()]),
-            dst_nic=_names(dst % nics),
+            src_nic=writer.name_nics(src),
+            dst=writer.name_hosts(dst // nics),
+            dst_nic=writer.name_nics(dst),
             proto="roce" if self._scenario.cluster.transport == "ib" else "tcp",
             sport=sport,
             dport=_TO_PORT,
@@ -355,7 +355,3 @@ class SimulatedProbes:
         links = [link // 2 for link in path if link != self._network.nowhere]
         last = self._hops[links[-1]]
         return [*(self._hops[link] for link in links[:2]), last] if len(links) > 2 else [last]
-
-
-def _names(numbers: Ints) -> pa.Array:
-    return pa.array([f"eth{number}" for number in numbers.tolist()])
