@@ -205,15 +205,15 @@ def edges(operation: Operation, scenario: Scenario) -> set[tuple[str, str, str]]
 def test_the_flows_of_a_simulated_job_are_found_and_none_is_made_up(name: str) -> None:
     scenario = find_scenario(name)
     for without in ("", "connections"):
-        found = find_demand(simulate(scenario, 6, without))
-        assert {(flow.id, flow.src, flow.dst) for flow in found.flows} == find_truth(scenario, 6)
+        found = find_demand(simulate(scenario, 3, without))
+        assert {(flow.id, flow.src, flow.dst) for flow in found.flows} == find_truth(scenario, 3)
         assert found.left_out == ()
 
 
 def test_without_any_source_for_nics_the_flows_are_those_of_the_hosts() -> None:
     scenario = find_scenario("nic-unknown-healthy-ib")
-    found = {(flow.id, flow.src, flow.dst) for flow in find_demand(simulate(scenario, 6)).flows}
-    assert found == {(name, src.split("/")[0], dst.split("/")[0]) for name, src, dst in find_truth(scenario, 6)}
+    found = {(flow.id, flow.src, flow.dst) for flow in find_demand(simulate(scenario, 3)).flows}
+    assert found == {(name, src.split("/")[0], dst.split("/")[0]) for name, src, dst in find_truth(scenario, 3)}
 
 
 KEY = ("j1", 0, 7, 0, 1, 0)  # rank 0 to rank 1 over channel 0
