@@ -214,16 +214,8 @@ class RowWriter:
         """Return a heartbeat of every host, at a second of the scenario."""
         hosts = np.arange(self.scenario.cluster.all_hosts)
         now = self.timestamps(hosts, np.full(len(hosts), float(second)))
-        return self.host_rows(
-            "agents",
-            hosts,
-            ts_ns=now,
-            version=PLUGIN,
-            watermark_ns=now,
-            dropped=0,
-            spool_bytes=0,
-            cpu_ns=second // 100,
-        )
+        counts = {"dropped": 0, "spool_bytes": 0, "cpu_ns": second // 100}
+        return self.host_rows("agents", hosts, ts_ns=now, version=PLUGIN, watermark_ns=now, **counts)
 
     def job_rows(self, table: str, hosts: Ints, attempt: int, **columns: object) -> pa.Table:
         attempt += self.identity.attempt
@@ -319,7 +311,6 @@ class SimulatedProbes:
         src = np.arange(self._scenario.cluster.all_hosts * nics)
         hosts, every = src // nics, self._scenario.cluster.all_hosts
         dst = (hosts + 1 + second % (every - 1)) % every * nics + src % nics  # each second on the next host
-        sport = np.full(len(src), _FIRST_PORT + second % _PROBE_PORTS)
         there, back = self._paths_between(src, dst, second), self._paths_between(dst, src, second)
         return writer.host_rows(
             "probes",
@@ -329,7 +320,7 @@ class SimulatedProbes:
             dst=writer.name_hosts(dst // nics),
             dst_nic=writer.name_nics(dst),
             proto="roce" if self._scenario.cluster.transport == "ib" else "tcp",
-            sport=sport,
+            sport=_FIRST_PORT + second % _PROBE_PORTS,
             dport=_TO_PORT,
             rtt_ns=self._round_trips(second_ns, there, back),
             hops=pa.array([self._hops_of(path) for path in there.tolist()]),
@@ -352,6 +343,5 @@ class SimulatedProbes:
 
     def _hops_of(self, path: list[int]) -> list[str]:
         """Return the switches on a way: leaf, or leaf, spine, leaf."""
-        links = [link // 2 for link in path if link != self._network.nowhere]
-        last = self._hops[links[-1]]
-        return [*(self._hops[link] for link in links[:2]), last] if len(links) > 2 else [last]
+        hops = [self._hops[link // 2] for link in path if link != self._network.nowhere]
+        return [*hops[:2], hops[-1]] if len(hops) > 2 else hops[-1:]

@@ -284,14 +284,11 @@ def parse_family(text: str, name: str) -> list[Scenario]:
     """Return all scenarios of a family."""
     if not _NAME.fullmatch(name):
         raise BadScenario(f"scenario {name!r}: a name has small letters, digits and dashes")
-    fields = _read(text, name)
+    return list(_variants(name, _read(text, name)))
+
+
+def _variants(family: str, fields: dict[str, Any]) -> Iterator[Scenario]:
     strengths, transports = fields.pop("strengths", {}), fields.pop("transports", [])
-    return list(_variants(name, fields, strengths, transports))
-
-
-def _variants(
-    family: str, fields: dict[str, Any], strengths: Mapping[str, Mapping[str, object]], transports: list[str]
-) -> Iterator[Scenario]:
     for transport in transports or [""]:
         suffix = f"-{transport}" if transport else ""
         there = fields | {"cluster": fields.get("cluster", {}) | ({"transport": transport} if transport else {})}
@@ -299,15 +296,10 @@ def _variants(
             name = family + (f"-{strength}" if strength else "") + suffix
             yield _scenario(name, family, _fill(there, {"scenario": name, **words}))
         if there.get("expect") and (strengths or transports):
-            yield _healthy_twin(
-                _scenario(f"{family}-healthy{suffix}", family, _fill(there, next(iter(strengths.values()), {})))
-            )
-
-
-def _healthy_twin(scenario: Scenario) -> Scenario:
-    calm = tuple(fault for fault in scenario.timeline if fault.effect in BENIGN and fault.effect != "heal")
-    summary = f"{scenario.summary.rstrip('.')}: the healthy twin, in which nothing breaks"
-    return scenario.model_copy(update={"timeline": calm, "expect": (), "summary": summary})
+            twin = _scenario(f"{family}-healthy{suffix}", family, _fill(there, next(iter(strengths.values()), {})))
+            calm = tuple(fault for fault in twin.timeline if fault.effect in BENIGN and fault.effect != "heal")
+            summary = f"{twin.summary.rstrip('.')}: the healthy twin, in which nothing breaks"
+            yield twin.model_copy(update={"timeline": calm, "expect": (), "summary": summary})
 
 
 def _fill(template: Any, words: Mapping[str, object]) -> Any:
@@ -348,7 +340,7 @@ def _read(text: str, name: str) -> dict[str, Any]:
             known = ", ".join(shapes)
             raise BadScenario(f"scenario {name}: there is no {part} {like!r} to be like; there are {known}")
         if like is not None:
-            fields[part] = {**shapes[like], **own}
+            fields[part] = shapes[like] | fields[part]
     return fields
 
 

@@ -189,7 +189,6 @@ class Allocation:
 
     @property
     def throughput_before(self) -> float:
-        """Return the weighted work per second before."""
         return sum(job.throughput_before for job in self.jobs)
 
     @property
@@ -270,14 +269,12 @@ def _say(choices: Sequence[Choices], jobs: Sequence[JobPlan], running_s: float) 
     until = f"within the {running_s / 3600:.3g} hours until the next plan is expected"
     if not changed:
         return f"nothing changes: no other plan does more work {until}"
-    healthy = sum(one.state.held > 0 and not one.state.is_hit for one in choices)
-    moved = sum(
-        job.change != "none" and one.state.held > 0 and not one.state.is_hit
-        for one, job in zip(choices, jobs, strict=True)
-    )
+    pairs = zip(choices, jobs, strict=True)
+    healthy = [job for one, job in pairs if one.state.held > 0 and not one.state.is_hit]
+    moved = sum(job.change != "none" for job in healthy)
     if moved:
-        return f"{message}{more}: changing {moved} of {healthy} healthy jobs pays {until}"
-    return f"{message}{more}: the {healthy} healthy jobs stay as they are, changing them would not pay {until}"
+        return f"{message}{more}: changing {moved} of {len(healthy)} healthy jobs pays {until}"
+    return f"{message}{more}: the {len(healthy)} healthy jobs stay as they are, changing them would not pay {until}"
 
 
 _MOST_SHARE = 0.1  # of the planner's time
