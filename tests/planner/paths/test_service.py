@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from lockstep.errors import LeaseLost, NotPresent
+from lockstep.host_paths import PathSummary
 from lockstep.records import FabricCounter, Step
 from lockstep.state.database import ControlDatabase, open_control
 from lockstep.state.fabric import list_path_plans, newest_path_plan, paths_of_host, publish_topology
@@ -72,6 +74,11 @@ class Planner:
             made.append(self.service.run_once(lease, now_ns))
         return [number for number in made if number is not None]
 
+    def plan(self) -> PathSummary:
+        plan = newest_path_plan(self.control)
+        assert plan is not None
+        return plan
+
     def links_in_use(self) -> set[str]:
         hosts = [paths_of_host(self.control, f"h{number}") for number in range(4)]
         return {link for host in hosts for choice in host.choices for link in choice.links}
@@ -87,12 +94,10 @@ def planner(embedded_store: Store, tmp_path: Path) -> Iterator[Planner]:
         yield Planner(embedded_store, control, Simulation(SCENARIO, 1).topology)
 
 
-def dead_link(state: str = "open", *rivals: str, seen_s: int = 46) -> Incident:
-    known = incident("i1", state="closed" if state == "closed" else "open")
-    named = {"component": f"link:{LINK}", "ambiguous_with": rivals}
-    verdict = known.verdict.model_copy(
-        update={"fault_class": "comm_hang", "last_seen_ns": T0 + seen_s * SECOND, **named}
-    )
+def dead_link(state: Literal["open", "closed"] = "open", *rivals: str, seen_s: int = 46) -> Incident:
+    known = incident("i1", state=state)
+    named = {"component": f"link:{LINK}", "ambiguous_with": rivals, "last_seen_ns": T0 + seen_s * SECOND}
+    verdict = known.verdict.model_copy(update={"fault_class": "comm_hang", **named})
     return known.model_copy(update={"verdict": verdict})
 
 
@@ -121,8 +126,7 @@ def store_rates(store: Store, switch: str, port: str, gbps: dict[int, float]) ->
 
 def test_flows_of_the_job_get_paths_and_hosts_read_them_and_nothing_new_is_no_new_plan(planner: Planner) -> None:
     (number,) = planner.look()
-    plan = newest_path_plan(planner.control)
-    assert plan is not None
+    plan = planner.plan()
     assert (plan.generation, plan.weights, plan.with_ports) == (number, {}, 0)
     assert plan.flows == sum(len(paths_of_host(planner.control, f"h{host}").choices) for host in range(4)) > 0
     assert plan.max_use == pytest.approx(plan.bound)
@@ -138,10 +142,8 @@ def test_a_dead_link_is_left_within_one_look_and_taken_again_after_a_while(plann
     save_incidents(planner.control, [dead_link()], None)
     assert len(planner.look()) == 1
     assert LINK not in planner.links_in_use()
-    plan = newest_path_plan(planner.control)
-    assert plan is not None
-    assert plan.weights == {LINK: 0.0}
-    assert plan.must_move > 0
+    assert planner.plan().weights == {LINK: 0.0}
+    assert planner.plan().must_move > 0
     save_incidents(planner.control, [dead_link("closed")], None)
     assert planner.look(UNTRIED_S - 1) == [], "a link that nobody crosses looks well whatever it is"
     assert len(planner.look(3)) == 1
@@ -155,7 +157,7 @@ def test_a_link_that_is_down_from_the_beginning_or_by_a_published_topology_is_le
     poorer, service = planner.topology.model_copy(update={"links": tuple(links)}), planner.service
     planner.service = PathService(planner.store, planner.control, poorer)
     planner.look()
-    assert weights_of(planner) == {LINK: 0.0}
+    assert planner.plan().weights == {LINK: 0.0}
     assert LINK not in planner.links_in_use()
     planner.service = service
     planner.look()
@@ -164,23 +166,17 @@ def test_a_link_that_is_down_from_the_beginning_or_by_a_published_topology_is_le
         assert len(planner.look(12)) == 1, "and up only after it has been so for a while"
         is_up = topology is planner.topology
         assert (LINK in planner.links_in_use()) == is_up
-        assert weights_of(planner).get(LINK, 1.0) == pytest.approx(float(is_up), abs=0.05)
+        assert planner.plan().weights.get(LINK, 1.0) == pytest.approx(float(is_up), abs=0.05)
 
 
 def test_a_part_that_is_suspected_no_longer_returns_while_the_incident_goes_on(planner: Planner) -> None:
     planner.look()
     save_incidents(planner.control, [dead_link("open", "link:leaf1--spine1")], None)
     planner.look()
-    assert weights_of(planner) == {LINK: 0.0, "leaf1--spine1": 0.5}
+    assert planner.plan().weights == {LINK: 0.0, "leaf1--spine1": 0.5}
     save_incidents(planner.control, [dead_link(seen_s=47)], None)
     assert len(planner.look(12)) == 1
-    assert weights_of(planner) == {LINK: 0.0}
-
-
-def weights_of(planner: Planner) -> dict[str, float]:
-    plan = newest_path_plan(planner.control)
-    assert plan is not None
-    return plan.weights
+    assert planner.plan().weights == {LINK: 0.0}
 
 
 def test_a_link_full_of_strangers_is_relieved_within_one_look_and_taken_again_after_a_while(
@@ -190,14 +186,13 @@ def test_a_link_full_of_strangers_is_relieved_within_one_look_and_taken_again_af
     quiet = dict.fromkeys([*range(20, 47), *range(50, 65)], 12.0)
     store_rates(planner.store, "leaf0", "spine0", quiet | {47: 800.0, 48: 770.0, 49: 790.0})
     (number,) = planner.look()
-    assert weights_of(planner)[LINK] == pytest.approx(0.1), "a little is left of any link that works"
-    plan = newest_path_plan(planner.control)
-    assert plan is not None
+    assert planner.plan().weights[LINK] == pytest.approx(0.1), "a little is left of any link that works"
+    plan = planner.plan()
     assert plan.generation == number
     assert any("Gbit/s that no plan knows" in reason for reason in plan.reasons)
     assert planner.look(10) == [], "neither a wavering stranger nor one that has just left is worth a plan"
     assert len(planner.look(4)) == 1
-    assert weights_of(planner) == {}
+    assert planner.plan().weights == {}
 
 
 def test_bursts_of_the_job_itself_are_no_congestion(planner: Planner) -> None:
@@ -214,8 +209,7 @@ def test_what_a_plan_was_expected_to_bring_is_held_against_what_came(planner: Pl
     store_steps(planner.store, before_ms=400, after_ms=300, turn_s=46)
     save_incidents(planner.control, [dead_link()], None)
     (number,) = planner.look()
-    made = newest_path_plan(planner.control)
-    assert made is not None
+    made = planner.plan()
     assert 0.0 < made.forecast[JOB] < 1.0, "flows on a dead link never end"
     assert made.measured == {}
     planner.look(17)
@@ -230,8 +224,7 @@ def test_flows_that_the_topology_does_not_know_are_left_out_and_said(planner: Pl
     poorer = planner.topology.model_copy(update={"nodes": nodes, "links": links})
     planner.service = PathService(planner.store, planner.control, poorer)
     planner.look()
-    plan = newest_path_plan(planner.control)
-    assert plan is not None
+    plan = planner.plan()
     assert plan.flows > 0
     assert any("are no flows" in reason or "do not fit" in reason for reason in plan.reasons)
     with pytest.raises(NotPresent):
