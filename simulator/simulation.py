@@ -192,7 +192,8 @@ def drop_unreported(operation: Operation, still: Outages | None) -> Operation:
 class Simulation:
     """Runs a scenario from its beginning; the same scenario and seed give the same operations, bit for bit."""
 
-    def __init__(self, scenario: Scenario, seed: int) -> None:
+    def __init__(self, scenario: Scenario, seed: int, hosts: Ints | None = None) -> None:
+        """`hosts`: numbers of those that the job begins on; the first ones, when not given."""
         self.scenario, self.seed = scenario, seed
         self.topology = build_topology(scenario.cluster)
         self.network = Network(self.topology, scenario.cluster.nics_per_host)
@@ -203,7 +204,7 @@ class Simulation:
         self._mistakes = [fault for fault in scenario.timeline if fault.effect in ("mismatched", "deadlocked")]
         restarts = [fault for fault in scenario.timeline if fault.effect == "restart"]
         self._restarts = sorted(restarts, key=lambda fault: fault.at_s)
-        self._begin(np.arange(scenario.cluster.hosts), attempt=0, begin_ns=0.0)
+        self._begin(place_ranks(scenario, hosts).hosts, attempt=0, begin_ns=0.0)
 
     def _begin(self, hosts: Ints, attempt: int, begin_ns: float) -> None:
         self.hosts = hosts
