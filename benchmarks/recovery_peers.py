@@ -19,8 +19,8 @@ from benchmarks.figures import Figure, Note
 from planner.allocation.allocate import plan_allocation
 from planner.allocation.cluster import Cluster, Job, Node, Recovery
 from planner.allocation.throughput import tabulate
+from planner.pipeline.checking import place_failures, spread_failures
 from planner.pipeline.dispatch import ScheduleOptions, plan_schedule
-from planner.pipeline.plans import place_failures, spread_failures
 from planner.pipeline.schedule import Shape, unit_times
 
 NODES, LOSSES = 30, 15

@@ -10,7 +10,6 @@ Cost: O(steps x positions) array elements, a few dozen operations on arrays per 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulator.pairs import BUFFERS, GPU_WAIT, NEVER, RECV_WAIT, Edges, Ints, Outage, Pairs, Times
 
@@ -190,19 +189,15 @@ def run_tree(tree: Tree, up: Edges, down: Edges, kernels: Kernels, slices: int) 
     levels = [np.flatnonzero(tree.level == level) for level in range(1, int(tree.level.max()) + 1)]
     shape = kernels.start.shape
     summed, known = np.full(shape, -NEVER), np.full(shape, -NEVER)
+    is_root = np.ones(shape, bool)
+    is_root[tree.row, tree.child] = False
     for step in range(slices):
         summed = _reduce_up(tree, up_pairs, levels, kernels, summed, step)
-        known = _broadcast_down(tree, down_pairs, levels, kernels, np.where(_roots(tree, shape), summed, known), step)
+        known = _broadcast_down(tree, down_pairs, levels, kernels, np.where(is_root, summed, known), step)
     end = known.copy()
     np.maximum.at(end, (tree.row, tree.child), up_pairs.sent)
     np.maximum.at(end, (tree.row, tree.parent), down_pairs.sent)
     return up_pairs, down_pairs, end
-
-
-def _roots(tree: Tree, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    root = np.ones(shape, bool)
-    root[tree.row, tree.child] = False
-    return root
 
 
 def _reduce_up(tree: Tree, pairs: Pairs, levels: list[Ints], kernels: Kernels, before: Times, step: int) -> Times:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from lockstep.clock import NS_PER_S
 from simulator.collectives import Kernels
-from simulator.faults import Fault, active_faults
+from simulator.faults import Fault, active_faults, healed_s
 from simulator.job import Placement
 from simulator.network import BYTES_PER_NS, Flows, Network
 from simulator.pairs import NEVER, SOCKET_BYTES, Edges, Floats, Ints, Outage, Times
@@ -61,11 +61,9 @@ class Conditions:
         self._timeline, self._network, self._placement = timeline, network, placement
         self._half_loss = _IB_LOSS if transport == "ib" else _SOCKET_LOSS
         self._known: dict[tuple[object, ...], Condition] = {}
-        self._hard = [  # processes of an attempt before are no more
-            fault
-            for fault in timeline
-            if fault.effect in _OUTAGES and (fault.kind != "rank" or fault.at_s * NS_PER_S >= begin_ns)
-        ]
+        hard = [fault for fault in timeline if fault.effect in _OUTAGES]
+        # Processes of an attempt before are no more.
+        self._hard = [fault for fault in hard if fault.kind != "rank" or fault.at_s * NS_PER_S >= begin_ns]
 
     def at(self, now_ns: float, size: int, spared: frozenset[Fault] = frozenset()) -> Condition:
         """Return the condition for operations of a size; `spared` are faults that spare this step."""
@@ -102,10 +100,7 @@ class Conditions:
         begin, now_s = fault.at_s, now_ns / NS_PER_S
         if fault.every_s and fault.lasting_s is not None:
             begin += max(np.floor((now_s - fault.at_s - fault.lasting_s) / fault.every_s) + 1, 0) * fault.every_s
-        heals = (
-            other.at_s for other in self._timeline if other.effect == "heal" and other.part in (None, fault.part)
-        )
-        end = min((timestamp for timestamp in heals if timestamp > fault.at_s), default=NEVER / NS_PER_S)
+        end = min(healed_s(fault, self._timeline), NEVER / NS_PER_S)
         lasting_s = fault.stall_s if fault.effect == "over" else fault.lasting_s
         if lasting_s is not None:
             end = min(end, begin + lasting_s)
@@ -185,8 +180,6 @@ _GPU_BYTES_PER_NS = 500.0  # at which a kernel reduces or copies a step
 _MOST_SOCKET_STEPS = 64  # more are hardly ever under way at once, and each takes memory
 _INSIDE_NS = 1e3  # from GPU to GPU of a host
 _COPY_BYTES_PER_NS = 5.0  # into a socket's buffer, by one core
-
-
 _TAIL_INDEX, _TAIL_SCALE, _LONGEST = 1.5, 5.0, 10.0  # of a Pareto variable: the mean exists, the variance does not
 
 
@@ -227,9 +220,8 @@ class Scene:
         return rates * np.where(flows.crosses, outside, inside)
 
     def kernels(self, ranks: Ints, chunk: float) -> Kernels:
-        return Kernels(
-            self.start[ranks], chunk / _GPU_BYTES_PER_NS, outage_of(self.still.gpus if self.still else None, ranks)
-        )
+        out = outage_of(self.still.gpus if self.still else None, ranks)
+        return Kernels(self.start[ranks], chunk / _GPU_BYTES_PER_NS, out)
 
     def edges(self, flows: Flows, chunk: Floats | float, rates: Floats) -> Edges:
         """Return the connections, each about to move steps of `chunk` bytes."""

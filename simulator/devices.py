@@ -75,10 +75,9 @@ class GpuReadings:
     def _begin(self, operation: Operation) -> "_Attempt":
         placement, gpus = operation.comms.placement, len(self._temp_c)
         gpu_of_rank = placement.host_of * self._per_host + placement.gpu_of
-        self._attempts[operation.attempt] = _Attempt(
-            float(operation.enqueue.min()), gpu_of_rank, np.full(gpus, NEVER)
-        )
-        return self._attempts[operation.attempt]
+        begun = _Attempt(float(operation.enqueue.min()), gpu_of_rank, np.full(gpus, NEVER))
+        self._attempts[operation.attempt] = begun
+        return begun
 
     def _attempt_at(self, second: int) -> "_Attempt":
         """Return the attempt that has begun last: operations may be noted ahead of the readings."""
@@ -105,8 +104,7 @@ class GpuReadings:
             "throttle": pa.array(np.select([is_hot, is_idle], [HOT, IDLE], "").tolist()),
             "util": np.round(np.where(works, 1 - np.abs(random.normal(0.0, 0.01, len(drawn))), 0.0), 2),
         }
-        counters = {"ecc_sbe": 0, "ecc_dbe": 0, **errors}
-        fixed = {**self._names, "ts_ns": ts_ns, **counters}
+        fixed = {**self._names, "ts_ns": ts_ns, "ecc_sbe": 0, "ecc_dbe": 0, **errors}
         return fill_rows(TABLE_BY_NAME["gpu_health"], len(works), fixed | columns)
 
     def _activity(self, second: int, faults: tuple[Fault, ...], attempt: "_Attempt") -> tuple[Flags, Floats]:
@@ -179,17 +177,8 @@ class ClockReadings:
         random = np.random.default_rng([self._seed, _KNOWLEDGE, second])
         error_ns = random.integers(-self._error_ns, self._error_ns, len(self._hosts), endpoint=True)
         truth_ns = self._offset_ns + np.rint(self._drift * second * NS_PER_S).astype(np.int64)
-        return fill_rows(
-            TABLE_BY_NAME["clocks"],
-            len(self._hosts),
-            {
-                "host": self._hosts,
-                "ts_ns": ts_ns,
-                "offset_ns": truth_ns + error_ns,
-                "error_ns": self._error_ns,
-                "source": "ntp",
-            },
-        )
+        known = {"offset_ns": truth_ns + error_ns, "error_ns": self._error_ns, "source": "ntp"}
+        return fill_rows(TABLE_BY_NAME["clocks"], len(self._hosts), {"host": self._hosts, "ts_ns": ts_ns, **known})
 
 
 FABRIC_PERIOD_S, CLOCK_PERIOD_S = 10, 10

@@ -7,7 +7,7 @@ nothing. A GPU whose kernel never ends raises no XID, and ranks that are late or
 
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from signal import Signals
@@ -20,11 +20,9 @@ from lockstep.topology import host_name, nic_name, split_end
 from simulator.faults import FOREVER, Fault, Interval, intervals_of, is_within
 from simulator.job import Placement, place_ranks
 from simulator.operations import Operation, Transfers
-from simulator.pairs import Flags, Ints
+from simulator.pairs import Flags
 from simulator.scenario import Scenario
 from simulator.traffic import LinkFaults
-
-Wanted = Callable[[Transfers], Flags]
 
 _FATAL = ("down", "gone", "killed")
 
@@ -66,19 +64,8 @@ class Connections:
         attempt = self.attempt_at(now_s)
         return self._placements[max(known for known in self._placements if known <= attempt)]
 
-    def of_ranks(self, now_s: float, ranks: Sequence[int]) -> list[Connection]:
-        """Return the connections that begin or end at some ranks."""
-        return self._find(now_s, lambda used: np.isin(used.src, ranks) | np.isin(used.dst, ranks))
-
-    def into_ranks(self, now_s: float, ranks: Sequence[int]) -> list[Connection]:
-        """Return the connections that end at some ranks."""
-        return self._find(now_s, lambda used: np.isin(used.dst, ranks))
-
-    def over_links(self, now_s: float, links: Ints) -> list[Connection]:
-        """Return the connections that use one of these directed links."""
-        return self._find(now_s, lambda used: np.asarray(np.isin(used.paths, links).any(axis=1)))
-
-    def _find(self, now_s: float, is_wanted: Wanted) -> list[Connection]:
+    def find(self, now_s: float, is_wanted: Callable[[Transfers], Flags]) -> list[Connection]:
+        """Return the connections of the attempt at a moment that are wanted."""
         found: set[Connection] = set()
         for used in self._used.get(self.attempt_at(now_s), {}).values():
             rows = np.flatnonzero(is_wanted(used))
@@ -139,9 +126,7 @@ class SimulatedEvents:
             downs_s = [begin for begin, _ in intervals if begin > 0]  # the first sight of a NIC is no event
             yield from ((timestamp, partial(self._report_link, host, nic, False)) for timestamp in downs_s)
             yield from ((end, partial(self._report_link, host, nic, True)) for _, end in intervals)
-            yield from (
-                (timestamp, partial(self._report_flapping, host, nic)) for timestamp in find_flapping(downs_s)
-            )
+            yield from ((at_s, partial(self._report_flapping, host, nic)) for at_s in find_flapping(downs_s))
 
     def _report_link(self, host: str, nic: str, is_up: bool, at_s: float) -> Iterator[Event]:
         word, severity = ("link_up", "info") if is_up else ("link_down", "error")
@@ -204,7 +189,7 @@ class SimulatedEvents:
 
     def _report_closed(self, fault: Fault, at_s: float) -> Iterator[Event]:
         dead, reported = int(fault.name), set()
-        for each in self._seen.of_ranks(fault.at_s, [dead]):
+        for each in self._seen.find(fault.at_s, lambda used: (used.src == dead) | (used.dst == dead)):
             peer = each.src if each.dst == dead else each.dst
             if peer not in reported:
                 reported.add(peer)
@@ -235,14 +220,13 @@ class SimulatedEvents:
         if self._seen.attempt_at(at_s) != self._seen.attempt_at(since_s):
             return []
         if fault.effect == "down":
-            return self._seen.over_links(since_s, self._link_faults.links_of(fault))
-        placement = self._seen.placement_at(since_s)
-        ranks = (
-            [int(fault.name)]
-            if fault.kind == "rank"
-            else np.flatnonzero(placement.host_of == self._hosts.index(fault.name)).tolist()
-        )
-        return [each for each in self._seen.into_ranks(since_s, ranks) if each.src not in ranks]
+            links = self._link_faults.links_of(fault)
+            return self._seen.find(since_s, lambda used: np.asarray(np.isin(used.paths, links).any(axis=1)))
+        if fault.kind == "rank":
+            ranks = np.array([int(fault.name)])
+        else:
+            ranks = np.flatnonzero(self._seen.placement_at(since_s).host_of == self._hosts.index(fault.name))
+        return self._seen.find(since_s, lambda used: np.isin(used.dst, ranks) & ~np.isin(used.src, ranks))
 
     def _warning(self, at_s: float, host: str, part: str, rank: int, kind: str, severity: str, words: str) -> Event:
         pid = FIRST_PID + int(self._seen.placement_at(at_s).gpu_of[rank])

@@ -29,28 +29,9 @@ from pydantic import ConfigDict, Field
 from lockstep.errors import BadScenario
 from lockstep.verdict import Frozen, Side
 
-Effect = Literal[
-    "rate",
-    "losing",
-    "delayed",
-    "down",
-    "over",
-    "stuck",
-    "starved",
-    "late",
-    "gone",
-    "silent",
-    "stopped",
-    "killed",
-    "absent",
-    "mismatched",
-    "deadlocked",
-    "heal",
-    "pause",
-    "restart",
-    "second mix",
-]
-PLAIN = ("down", "stuck", "gone", "silent", "stopped", "killed", "absent", "mismatched", "deadlocked")
+Plain = Literal["down", "stuck", "gone", "silent", "stopped", "killed", "absent", "mismatched", "deadlocked"]
+Failure = Literal[Plain, "rate", "losing", "delayed", "over", "starved", "late"]
+Effect = Literal[Failure, "heal", "pause", "restart", "second mix"]
 
 _KINDS_BY_EFFECT: dict[str, tuple[str, ...]] = {
     "rate": ("nic", "link", "switch", "gpu", "pcie", "nvlink", "fabric"),
@@ -74,7 +55,7 @@ _PART = r"(?P<part>(?:nic|link|switch|gpu|pcie|nvlink|host|rank):\S+|fabric)"
 _NUMBER = r"\d+(?:\.\d+)?"
 _FAIL = re.compile(
     rf"fail {_PART}(?: (?P<side>tx|rx))? "
-    rf"(?:(?P<plain>{'|'.join(PLAIN)})"
+    rf"(?:(?P<plain>{'|'.join(get_args(Plain))})"
     rf"|(?P<starved>starved )?to (?P<rate>{_NUMBER}) %"
     rf"|losing (?P<losing>{_NUMBER}) %"
     rf"|(?P<wait>delayed|late) (?P<ms>{_NUMBER}) ms)"
@@ -91,10 +72,14 @@ _RESTART = re.compile(rf"restart(?: (?:{_WHO_LEAVES}))? after (?P<lasting>{_NUMB
 _LINE = re.compile(rf"at (?P<at>{_NUMBER}) s (?P<what>.+)")
 
 
-class Fault(Frozen):
-    """Something changes in a scenario, at a moment counted from its beginning."""
+class Section(Frozen):
+    """Base of what scenarios are made of: TOML can write infinity, but no cluster can have it."""
 
     model_config = ConfigDict(allow_inf_nan=False)
+
+
+class Fault(Section):
+    """Something changes in a scenario, at a moment counted from its beginning."""
 
     at_s: float = Field(ge=0)
     effect: Effect
@@ -161,18 +146,16 @@ def parse_fault(line: str) -> Fault:
         part = f"host:{left}" if left else None
         return Fault(at_s=at_s, effect="restart", part=part, spare=match["spare"], lasting_s=float(match["lasting"]))
     if match := _OVER.fullmatch(what):
-        fault = Fault(
-            at_s=at_s, effect="over", part=match["part"], spare=match["spare"], stall_s=float(match["stall"])
-        )
-        return _checked(line, fault)
+        ends = {"part": match["part"], "spare": match["spare"]}
+        return _checked(line, Fault(at_s=at_s, effect="over", stall_s=float(match["stall"]), **ends))
     if match := _FAIL.fullmatch(what):
-        return _failure(line, at_s, match)
+        return _checked(line, _failure(at_s, match))
     raise BadScenario(f"{line!r} is not understood; simulator/faults.py lists what can happen")
 
 
-def _failure(line: str, at_s: float, match: "re.Match[str]") -> Fault:
+def _failure(at_s: float, match: "re.Match[str]") -> Fault:
     effect, amount = _effect_of(match)
-    fault = Fault(
+    return Fault(
         at_s=at_s,
         effect=effect,
         part=match["part"],
@@ -184,7 +167,6 @@ def _failure(line: str, at_s: float, match: "re.Match[str]") -> Fault:
         lasting_s=_maybe(match["lasting"]),
         every_s=_maybe(match["every"]),
     )
-    return _checked(line, fault)
 
 
 def _checked(line: str, fault: Fault) -> Fault:
@@ -214,7 +196,7 @@ def _complaints(fault: Fault) -> Iterator[tuple[bool, str]]:
 
 def _effect_of(match: "re.Match[str]") -> tuple[Effect, float | None]:
     if match["plain"]:
-        return next(effect for effect in get_args(Effect) if effect == match["plain"]), None
+        return next(effect for effect in get_args(Plain) if effect == match["plain"]), None
     if match["losing"]:
         return "losing", float(match["losing"]) / 100
     if match["ms"]:
@@ -247,18 +229,22 @@ FOREVER = float("inf")
 def intervals_of(fault: Fault, timeline: tuple[Fault, ...], until_s: float) -> list[Interval]:
     """Return when a fault is there, for all beginnings up to a moment.
 
-    >>> from simulator.faults import parse_fault
     >>> flap = parse_fault("at 20 s fail nic:h3/eth1 down for 2 s every 60 s")
     >>> intervals_of(flap, (flap, parse_fault("at 81 s heal")), until_s=200)
     [(20.0, 22.0), (80.0, 81.0)]
     """
-    heals = [other.at_s for other in timeline if other.effect == "heal" and other.part in (None, fault.part)]
-    over_s = min((timestamp for timestamp in heals if timestamp > fault.at_s), default=FOREVER)
+    over_s = healed_s(fault, timeline)
     last_s = min(until_s, over_s)
     times = int((last_s - fault.at_s) // fault.every_s) + 1 if fault.every_s and last_s >= fault.at_s else 1
     begins = (fault.at_s + number * (fault.every_s or 0.0) for number in range(times))
     lasting_s = FOREVER if fault.lasting_s is None else fault.lasting_s
     return [(begin, min(begin + lasting_s, over_s)) for begin in begins if begin <= until_s and begin < over_s]
+
+
+def healed_s(fault: Fault, timeline: tuple[Fault, ...]) -> float:
+    """Return when a fault is healed for the first time after it has begun."""
+    heals = [other.at_s for other in timeline if other.effect == "heal" and other.part in (None, fault.part)]
+    return min((timestamp for timestamp in heals if timestamp > fault.at_s), default=FOREVER)
 
 
 def merge_intervals(intervals: list[Interval]) -> list[Interval]:
@@ -281,7 +267,7 @@ def over_s(timeline: Sequence[Fault]) -> float:
     heals = [fault for fault in timeline if fault.effect == "heal"]
     broken = {fault.part for fault in timeline if fault.part and fault.effect not in ("heal", "pause", "restart")}
     if not heals or not all(any(heal.part in (None, part) for heal in heals) for part in broken):
-        return float("inf")
+        return FOREVER
     return max(heal.at_s for heal in heals)
 
 

@@ -85,21 +85,16 @@ def place_ranks(scenario: Scenario, hosts: Ints | None = None) -> Placement:
 class ChannelTable:
     """Every channel of every group of a kind, one a row; a column is a position in the ring or tree.
 
-    The edge of a position goes to the next position. What is said of the groups is parallel to the rows.
+    The edge of a position goes to the next position.
     """
 
-    members: Ints  # (groups, size): world ranks
-    group: Ints  # (rows,): row of `members`
+    group: Ints  # (rows,): which group
     channel: Ints  # (rows,)
     index: Ints  # (rows, size): which member is here
     rank: Ints  # (rows, size): the same as world rank
     crosses: Flags  # (rows, size): whether the edge to the next position leaves the host
     tx_nic: Ints  # (rows, size): NIC the edge leaves through, counted over the cluster
     rx_nic: Ints  # (rows, size): NIC the edge comes in through
-
-    @property
-    def size(self) -> int:
-        return int(self.members.shape[1])
 
 
 def build_channel_table(placement: Placement, members: Ints, channels: int) -> ChannelTable:
@@ -116,7 +111,7 @@ def build_channel_table(placement: Placement, members: Ints, channels: int) -> C
     following = np.roll(rank, -1, axis=1)
     tx, rx = (nics_on(placement, ranks, channel[:, None]) for ranks in (rank, following))
     crosses = placement.host_of[rank] != placement.host_of[following]
-    return ChannelTable(members, group, channel, indices, rank, crosses, tx, rx)
+    return ChannelTable(group, channel, indices, rank, crosses, tx, rx)
 
 
 def _order(placement: Placement, members: Ints, channel: int) -> Ints:
@@ -256,7 +251,6 @@ def _pipeline(doing: Doing, job: JobShape, placement: Placement) -> Iterator[Wav
     chains = placement.groups("pp")
     stage_of = placement.stage_of()
     tp_groups = placement.groups("tp")
-    tp_stage = stage_of[tp_groups[:, 0]]
     for tasks in one_forward_one_backward(stages, job.micro_batches):
         moves = [(stage - 1 if forward else stage + 1, stage) for stage, _, forward in tasks]
         moves = [(src, dst) for src, dst in moves if 0 <= src < stages]
@@ -267,7 +261,7 @@ def _pipeline(doing: Doing, job: JobShape, placement: Placement) -> Iterator[Wav
         ranks = np.flatnonzero(np.isin(stage_of, list(spent)))
         yield Compute(ranks, np.array([spent[int(stage)] * 1e6 for stage in stage_of[ranks]]))
         if doing.tp_mb and tp_groups.shape[1] > 1:
-            groups = np.flatnonzero(np.isin(tp_stage, list(spent)))
+            groups = np.flatnonzero(np.isin(stage_of[tp_groups[:, 0]], list(spent)))
             yield Collective("tp", groups, "AllReduce", "RING", int(doing.tp_mb * 1e6))
 
 

@@ -179,9 +179,9 @@ class Flows:
     sport: Ints
     paths: Ints  # one more dimension: the directed links
 
-    def rates(self, capacity: Floats, nvlink: float, share: Ints | float = 1) -> Floats:
+    def rates(self, capacity: Floats, nvlink: float) -> Floats:
         """Return bytes per nanosecond of each connection when all of them send."""
-        rates = np.full(self.src.shape, nvlink) / share
+        rates = np.full(self.src.shape, nvlink)
         rates[self.crosses] = fair_rates(self.paths[self.crosses], capacity)
         return rates
 
@@ -192,10 +192,8 @@ class Communicators:
     def __init__(self, kind: GroupKind, placement: Placement, network: Network, attempt: int) -> None:
         self.kind, self.placement, self._network = kind, placement, network
         self.members = placement.groups(kind)
-        numbers = [
-            flow_key("comm", attempt, kind, row) << 32 | flow_key(row, kind, attempt)
-            for row in range(len(self.members))
-        ]
+        rows = range(len(self.members))
+        numbers = [flow_key("comm", attempt, kind, row) << 32 | flow_key(row, kind, attempt) for row in rows]
         self.ids = np.array(numbers, np.uint64)
         self.hosts_in = [len(np.unique(placement.host_of[row])) for row in self.members]
         self._flows: dict[bytes, Flows] = {}
@@ -259,13 +257,8 @@ class Communicators:
     def _connect(self, group: Ints, channel: Ints, ends: tuple[Ints, Ints, Ints, Ints], tx: Ints, rx: Ints) -> Flows:
         src_index, dst_index, src, dst = ends
         crosses = self.placement.host_of[src] != self.placement.host_of[dst]
-        words = zip(
-            self.ids[group[crosses]].tolist(),
-            src[crosses].tolist(),
-            dst[crosses].tolist(),
-            channel[crosses].tolist(),
-            strict=True,
-        )
+        columns = (self.ids[group[crosses]], src[crosses], dst[crosses], channel[crosses])
+        words = zip(*(column.tolist() for column in columns), strict=True)
         keys = np.array([flow_key(*word) for word in words], np.int64)
         sport, paths = np.zeros(src.shape, np.int64), np.full((*src.shape, 4), self._network.nowhere)
         sport[crosses] = _FIRST_PORT + keys % _PORTS

@@ -183,10 +183,15 @@ class RowWriter:
 
     def nics(self, nics: Ints) -> pa.Array | None:
         """Return the names of NICs on their hosts, where it is known which NIC was used."""
-        if not self.scenario.telemetry.nics:
-            return None
+        return self.name_nics(nics) if self.scenario.telemetry.nics else None
+
+    def name_nics(self, nics: Ints) -> pa.Array:
         names = pa.array([f"eth{number}" for number in range(self.scenario.cluster.nics_per_host)])
         return names.take(pa.array(nics % self.scenario.cluster.nics_per_host))
+
+    def name_hosts(self, hosts: Ints) -> pa.Array:
+        names = pa.array([f"h{host}" for host in range(self.scenario.cluster.all_hosts)])
+        return names.take(pa.array(hosts))
 
     def _addresses(self, hosts: Ints, nics: Ints) -> pa.Array:
         numbers = (nics % self.scenario.cluster.nics_per_host).tolist()
@@ -209,16 +214,8 @@ class RowWriter:
         """Return a heartbeat of every host, at a second of the scenario."""
         hosts = np.arange(self.scenario.cluster.all_hosts)
         now = self.timestamps(hosts, np.full(len(hosts), float(second)))
-        return self.host_rows(
-            "agents",
-            hosts,
-            ts_ns=now,
-            version=PLUGIN,
-            watermark_ns=now,
-            dropped=0,
-            spool_bytes=0,
-            cpu_ns=second // 100,
-        )
+        counts = {"dropped": 0, "spool_bytes": 0, "cpu_ns": second // 100}
+        return self.host_rows("agents", hosts, ts_ns=now, version=PLUGIN, watermark_ns=now, **counts)
 
     def job_rows(self, table: str, hosts: Ints, attempt: int, **columns: object) -> pa.Table:
         attempt += self.identity.attempt
@@ -226,8 +223,7 @@ class RowWriter:
 
     def host_rows(self, table: str, hosts: Ints, **columns: object) -> pa.Table:
         """Return rows made by these hosts; single values are repeated, missing ones are null."""
-        names = pa.array([f"h{host}" for host in range(self.scenario.cluster.all_hosts)])
-        return fill_rows(TABLE_BY_NAME[table], len(hosts), columns | {"host": names.take(pa.array(hosts))})
+        return fill_rows(TABLE_BY_NAME[table], len(hosts), columns | {"host": self.name_hosts(hosts)})
 
 
 _WAITS = {  # columns of rows by whether a side sends, and what they are called in transfers
@@ -240,10 +236,7 @@ _PORTS = {"ib": ("roce", 4791), "socket": ("tcp", 0)}  # protocol and destinatio
 def step_samples(writer: RowWriter, operation: Operation, moved: Transfers) -> pa.Table:
     """Return both sides of every step of an operation whose steps were kept."""
     trace = moved.trace or Steps()
-    sides = {
-        "send": (trace.posted, trace.handed, trace.sent),
-        "recv": (trace.awaited, trace.arrived, trace.taken),
-    }
+    sides = {"send": (trace.posted, trace.handed, trace.sent), "recv": (trace.awaited, trace.arrived, trace.taken)}
     return pa.concat_tables([_step_side(writer, operation, moved, side, sides[side]) for side in operation.sides])
 
 
@@ -276,16 +269,15 @@ def paths(writer: RowWriter, operation: Operation, network: Network) -> pa.Table
     if moved is None or not writer.scenario.telemetry.paths or "send" not in operation.sides:
         return schema_of(TABLE_BY_NAME["paths"]).empty_table()
     hosts, far = (operation.comms.placement.host_of[ranks] for ranks in (moved.src, moved.dst))
-    nics = writer.scenario.cluster.nics_per_host
     proto, dport = _PORTS.get(writer.scenario.cluster.transport, ("tcp", 0))
     routes = [[link // 2 for link in path if link != network.nowhere] for path in moved.paths.tolist()]
     links = [[network.links[link].id for link in path] for path in routes]
     return writer.host_rows(
         "paths",
         hosts,
-        src_nic=_names(moved.tx_nic % nics),  # who probes knows the NICs, whoever else does
-        dst=pa.array([f"h{host}" for host in far.tolist()]),
-        dst_nic=_names(moved.rx_nic % nics),
+        src_nic=writer.name_nics(moved.tx_nic),  # who probes knows the NICs, whoever else does
+        dst=writer.name_hosts(far),
+        dst_nic=writer.name_nics(moved.rx_nic),
         proto=proto,
         sport=moved.sport,
         dport=dport,
@@ -319,17 +311,16 @@ class SimulatedProbes:
         src = np.arange(self._scenario.cluster.all_hosts * nics)
         hosts, every = src // nics, self._scenario.cluster.all_hosts
         dst = (hosts + 1 + second % (every - 1)) % every * nics + src % nics  # each second on the next host
-        sport = np.full(len(src), _FIRST_PORT + second % _PROBE_PORTS)
         there, back = self._paths_between(src, dst, second), self._paths_between(dst, src, second)
         return writer.host_rows(
             "probes",
             hosts,
             ts_ns=writer.timestamps(hosts, np.full(len(src), float(second_ns))),
-            src_nic=_names(src % nics),
-            dst=pa.array([f"h{host}" for host in (dst // nics).tolist()]),
-            dst_nic=_names(dst % nics),
+            src_nic=writer.name_nics(src),
+            dst=writer.name_hosts(dst // nics),
+            dst_nic=writer.name_nics(dst),
             proto="roce" if self._scenario.cluster.transport == "ib" else "tcp",
-            sport=sport,
+            sport=_FIRST_PORT + second % _PROBE_PORTS,
             dport=_TO_PORT,
             rtt_ns=self._round_trips(second_ns, there, back),
             hops=pa.array([self._hops_of(path) for path in there.tolist()]),
@@ -352,10 +343,5 @@ class SimulatedProbes:
 
     def _hops_of(self, path: list[int]) -> list[str]:
         """Return the switches on a way: leaf, or leaf, spine, leaf."""
-        links = [link // 2 for link in path if link != self._network.nowhere]
-        last = self._hops[links[-1]]
-        return [*(self._hops[link] for link in links[:2]), last] if len(links) > 2 else [last]
-
-
-def _names(numbers: Ints) -> pa.Array:
-    return pa.array([f"eth{number}" for number in numbers.tolist()])
+        hops = [self._hops[link // 2] for link in path if link != self._network.nowhere]
+        return [*hops[:2], hops[-1]] if len(hops) > 2 else hops[-1:]

@@ -11,23 +11,17 @@ from typing import (
     Literal,
 )
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from lockstep.errors import BadScenario, NotPresent
 from lockstep.fabrics import FabricOptions, dual_plane, leaf_spine, rail_optimised
 from lockstep.records import Transport
 from lockstep.topology import Topology, gpu_name, host_name, link_name, nic_name, switch_name
-from lockstep.verdict import FaultClass, Frozen, Side
-from simulator.faults import Fault, parse_fault
+from lockstep.verdict import FaultClass, Side
+from simulator.faults import Fault, Section, parse_fault
 
 GroupKind = Literal["world", "tp", "cp", "dp", "ep", "pp"]
 Algo = Literal["RING", "TREE"]
-
-
-class Section(Frozen):
-    """Base of what scenarios are made of: TOML can write infinity, but no cluster can have it."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
 
 
 class ClusterShape(Section):
@@ -183,12 +177,10 @@ def resize_scenario(scenario: Scenario, ranks: int) -> Scenario:
     """Return the scenario on a cluster of that many ranks, with the same hosts and leaves repeated."""
     gpus = scenario.cluster.gpus_per_host
     if ranks < 2 * gpus or ranks % gpus:
-        raise BadScenario(
-            f"scenario {scenario.name} has {gpus} GPUs a host: give a multiple of that, two hosts at least"
-        )
+        wanted = "give a multiple of that, two hosts at least"
+        raise BadScenario(f"scenario {scenario.name} has {gpus} GPUs a host: {wanted}")
     cluster = scenario.cluster.model_copy(update={"hosts": ranks // gpus})
-    layout = scenario.job.layout.model_copy(update={"dp": None})
-    job = scenario.job.model_copy(update={"layout": layout})
+    job = scenario.job.model_copy(update={"layout": scenario.job.layout.model_copy(update={"dp": None})})
     resized = scenario.model_copy(update={"cluster": cluster, "job": job})
     check_scenario(resized)
     return resized
@@ -198,13 +190,14 @@ def build_topology(cluster: ClusterShape) -> Topology:
     """Return the fabric of a scenario; the up-links of a leaf together carry what its NICs can send."""
     hosts, leaves = cluster.all_hosts, -(-cluster.all_hosts // cluster.hosts_per_leaf)
     per_leaf = cluster.hosts_per_leaf * cluster.nics_per_host
-    if cluster.fabric == "leaf_spine":
-        options = _options(cluster, per_leaf)
-        return leaf_spine(hosts, cluster.nics_per_host, leaves=leaves, spines=cluster.spines, options=options)
-    if cluster.fabric == "rails":
-        options = _options(cluster, cluster.hosts_per_leaf)
-        return rail_optimised(hosts, cluster.nics_per_host, spines=cluster.spines, options=options, pods=leaves)
-    return dual_plane(hosts, leaves, cluster.spines, _options(cluster, per_leaf // 2), cluster.nics_per_host)
+    match cluster.fabric:
+        case "leaf_spine":
+            return leaf_spine(hosts, cluster.nics_per_host, leaves, cluster.spines, _options(cluster, per_leaf))
+        case "rails":
+            options = _options(cluster, cluster.hosts_per_leaf)
+            return rail_optimised(hosts, cluster.nics_per_host, cluster.spines, options, pods=leaves)
+        case "dual_plane":
+            return dual_plane(hosts, leaves, cluster.spines, _options(cluster, per_leaf // 2), cluster.nics_per_host)
 
 
 def _options(cluster: ClusterShape, nics_per_leaf: int) -> FabricOptions:
@@ -214,11 +207,7 @@ def _options(cluster: ClusterShape, nics_per_leaf: int) -> FabricOptions:
 
 def check_scenario(scenario: Scenario) -> None:
     """Raise BadScenario unless cluster and job can be built and everything that the timeline names is there."""
-    complaints = [
-        *_shape_complaints(scenario),
-        *([] if list(_shape_complaints(scenario)) else _part_complaints(scenario)),
-    ]
-    if complaints:
+    if complaints := _shape_complaints(scenario) or _part_complaints(scenario):
         raise BadScenario(f"scenario {scenario.name}: {'; '.join(complaints)}")
 
 
@@ -239,14 +228,9 @@ def _shape_complaints(scenario: Scenario) -> list[str]:
 
 
 def _part_complaints(scenario: Scenario) -> list[str]:
-    parts = (
-        _parts(build_topology(scenario.cluster))
-        | {f"rank:{rank}" for rank in range(scenario.ranks)}
-        | {"fabric", None}
-    )
-    spares = [_spare_of(fault) for fault in scenario.timeline]
-    unknown = [fault.part or "" for fault in scenario.timeline if fault.part not in parts]
-    unknown += [spare for spare in spares if spare and spare not in parts]
+    parts = _parts(build_topology(scenario.cluster)) | {f"rank:{rank}" for rank in range(scenario.ranks)} | {"fabric"}
+    named = [fault.part for fault in scenario.timeline] + [_spare_of(fault) for fault in scenario.timeline]
+    unknown = [part for part in named if part and part not in parts]
     return [f"it breaks what its cluster does not have: {', '.join(unknown)}"] if unknown else []
 
 
@@ -257,9 +241,8 @@ def _spare_of(fault: Fault) -> str | None:
     return nic_name(fault.name.partition("/")[0], fault.spare)
 
 
-def _parts(topology: Topology) -> set[str | None]:
-    names: set[str | None] = {link_name(link) for link in topology.links}
-    names |= {switch_name(switch.id) for switch in topology.switches}
+def _parts(topology: Topology) -> set[str]:
+    names = {link_name(link) for link in topology.links} | {switch_name(switch.id) for switch in topology.switches}
     for host in topology.hosts:
         names |= {host_name(host.id), *(nic_name(host.id, nic.id) for nic in host.nics)}
         gpus = [gpu_name(host.id, gpu.index) for gpu in host.gpus]
@@ -268,7 +251,6 @@ def _parts(topology: Topology) -> set[str | None]:
 
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
-_SHAPES = "shapes.toml"
 
 
 def list_scenarios() -> list[Scenario]:
@@ -280,16 +262,15 @@ def find_scenario(name: str) -> Scenario:
     """Return a scenario by name, or raise NotPresent with the families there are."""
     if name not in _packaged():
         families = ", ".join(sorted({scenario.family for scenario in _packaged().values()}))
-        raise NotPresent(
-            f"there is no scenario {name!r}; `lockstep scenario list` shows all of these families: {families}"
-        )
+        shows = f"`lockstep scenario list` shows all of these families: {families}"
+        raise NotPresent(f"there is no scenario {name!r}; {shows}")
     return _packaged()[name]
 
 
 @cache
 def _packaged() -> dict[str, Scenario]:
     folder = resources.files("simulator").joinpath("scenarios")
-    files = [file for file in folder.iterdir() if file.name.endswith(".toml") and file.name != _SHAPES]
+    files = [file for file in folder.iterdir() if file.name.endswith(".toml") and file.name != "shapes.toml"]
     families = (parse_family(file.read_text(encoding="utf-8"), file.name.removesuffix(".toml")) for file in files)
     return {scenario.name: scenario for family in families for scenario in family}
 
@@ -303,14 +284,11 @@ def parse_family(text: str, name: str) -> list[Scenario]:
     """Return all scenarios of a family."""
     if not _NAME.fullmatch(name):
         raise BadScenario(f"scenario {name!r}: a name has small letters, digits and dashes")
-    fields = _read(text, name)
+    return list(_variants(name, _read(text, name)))
+
+
+def _variants(family: str, fields: dict[str, Any]) -> Iterator[Scenario]:
     strengths, transports = fields.pop("strengths", {}), fields.pop("transports", [])
-    return list(_variants(name, fields, strengths, transports))
-
-
-def _variants(
-    family: str, fields: dict[str, Any], strengths: Mapping[str, Mapping[str, object]], transports: list[str]
-) -> Iterator[Scenario]:
     for transport in transports or [""]:
         suffix = f"-{transport}" if transport else ""
         there = fields | {"cluster": fields.get("cluster", {}) | ({"transport": transport} if transport else {})}
@@ -318,15 +296,10 @@ def _variants(
             name = family + (f"-{strength}" if strength else "") + suffix
             yield _scenario(name, family, _fill(there, {"scenario": name, **words}))
         if there.get("expect") and (strengths or transports):
-            yield _healthy_twin(
-                _scenario(f"{family}-healthy{suffix}", family, _fill(there, next(iter(strengths.values()), {})))
-            )
-
-
-def _healthy_twin(scenario: Scenario) -> Scenario:
-    calm = tuple(fault for fault in scenario.timeline if fault.effect in BENIGN and fault.effect != "heal")
-    summary = f"{scenario.summary.rstrip('.')}: the healthy twin, in which nothing breaks"
-    return scenario.model_copy(update={"timeline": calm, "expect": (), "summary": summary})
+            twin = _scenario(f"{family}-healthy{suffix}", family, _fill(there, next(iter(strengths.values()), {})))
+            calm = tuple(fault for fault in twin.timeline if fault.effect in BENIGN and fault.effect != "heal")
+            summary = f"{twin.summary.rstrip('.')}: the healthy twin, in which nothing breaks"
+            yield twin.model_copy(update={"timeline": calm, "expect": (), "summary": summary})
 
 
 def _fill(template: Any, words: Mapping[str, object]) -> Any:
@@ -361,22 +334,17 @@ def _read(text: str, name: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise BadScenario(f"scenario {name} is not TOML: {error}") from None
     for part in ("cluster", "job"):
-        if isinstance(fields.get(part), dict):
-            fields[part] = _shape(name, part, fields[part])
+        own, shapes = fields.get(part), _shapes().get(part, {})
+        like = own.pop("like", None) if isinstance(own, dict) else None
+        if like is not None and like not in shapes:
+            known = ", ".join(shapes)
+            raise BadScenario(f"scenario {name}: there is no {part} {like!r} to be like; there are {known}")
+        if like is not None:
+            fields[part] = shapes[like] | fields[part]
     return fields
-
-
-def _shape(name: str, part: str, fields: dict[str, Any]) -> dict[str, Any]:
-    like = fields.pop("like", None)
-    if like is None:
-        return fields
-    shapes = _shapes().get(part, {})
-    if like not in shapes:
-        raise BadScenario(f"scenario {name}: there is no {part} {like!r} to be like; there are {', '.join(shapes)}")
-    return {**shapes[like], **fields}
 
 
 @cache
 def _shapes() -> dict[str, Any]:
-    file = resources.files("simulator").joinpath("scenarios", _SHAPES)
-    return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    file = resources.files("simulator").joinpath("scenarios", "shapes.toml")
+    return tomllib.loads(file.read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
 """A scenario as it runs: training steps in order, attempt after attempt, each turned into operations of its ranks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -73,9 +73,9 @@ class Running:
     def _collective(self, wave: Collective, random: np.random.Generator) -> Operation:
         comms = self.comms(wave.kind)
         members = comms.members[wave.groups]
-        left_out = frozenset(rank for rank, left in self.misordered.items() if left is wave)
-        scene = self._scene(members.ravel(), wave.bytes, random, left_out)
         ranks = members.ravel()
+        left_out = [rank for rank, left in self.misordered.items() if left is wave]
+        scene = self._scene(ranks, wave.bytes, random, left_out)
         operation = Operation(
             attempt=self.attempt,
             comms=comms,
@@ -94,9 +94,8 @@ class Running:
         scene, operation = self._mistake(scene, operation)
         simulate = simulate_tree if wave.algo == "TREE" and comms.size > 2 else simulate_ring
         operation = simulate(operation, wave, scene, self._rates_of)
-        self.stream[ranks] = np.where(
-            np.isin(ranks, list(left_out)), self.stream[ranks], np.maximum(self.stream[ranks], operation.end)
-        )
+        ended = np.maximum(self.stream[ranks], operation.end)
+        self.stream[ranks] = np.where(np.isin(ranks, left_out), self.stream[ranks], ended)
         return drop_unreported(operation, scene.still)
 
     def _exchange(self, wave: Exchange, random: np.random.Generator) -> Iterator[Operation]:
@@ -120,7 +119,7 @@ class Running:
         """Yield the sends and the receives of some pairs, which go on next to each other."""
         flows = comms.pair_flows(*ends)
         everyone = np.unique(np.concatenate([flows.src, flows.dst]))
-        scene = self._scene(everyone, int(sizes.mean()), random, frozenset())
+        scene = self._scene(everyone, int(sizes.mean()), random)
         for operation in simulate_pairs(self.attempt, comms, flows, sizes, scene, self._rates_of):
             if operation.func == "Recv" or does_sender_wait:
                 np.maximum.at(self.stream, operation.rank, operation.end)
@@ -132,7 +131,7 @@ class Running:
         timestamp = float(self.stream[ranks].min())
         return self.conditions.at(timestamp, size, self.spared), self.conditions.outages(timestamp)
 
-    def _scene(self, ranks: Ints, size: int, random: np.random.Generator, left_out: frozenset[int]) -> Scene:
+    def _scene(self, ranks: Ints, size: int, random: np.random.Generator, absent: Sequence[int] = ()) -> Scene:
         now, still = self._state(ranks, size)
         late = np.abs(random.normal(0.0, self.scenario.noise.enqueue_us * 1e3, len(ranks)))
         launched = self.host[ranks] + _LAUNCH_NS / now.cpu[ranks] + late
@@ -141,9 +140,8 @@ class Running:
         enqueue[ranks] = enqueued
         begun = np.maximum(self.stream[ranks], enqueued) + _KERNEL_NS
         start[ranks] = resume(still.gpus if still else None, begun, ranks)
-        absent = list(left_out)
-        enqueue[absent] = start[absent] = NEVER
-        self.host[ranks] = np.where(np.isin(ranks, absent), self.host[ranks], enqueue[ranks])
+        enqueue[list(absent)] = start[list(absent)] = NEVER
+        self.host[ranks] = np.where(np.isin(ranks, list(absent)), self.host[ranks], enqueue[ranks])
         return Scene(self.scenario.cluster, now, still, enqueue, start, self.scenario.noise, random)
 
     def _rates_of(self, key: tuple[object, ...], flows: Flows, scene: Scene) -> Floats:
@@ -191,9 +189,6 @@ def drop_unreported(operation: Operation, still: Outages | None) -> Operation:
     return replace(operation, start=start, end=end)
 
 
-_MISTAKES = ("mismatched", "deadlocked")
-
-
 class Simulation:
     """Runs a scenario from its beginning; the same scenario and seed give the same operations, bit for bit."""
 
@@ -206,10 +201,9 @@ class Simulation:
         self._finished: list[tuple[int, int, Ints, Times, Times]] = []
         self._until_ns = 0.0
         self._pauses = [fault for fault in scenario.timeline if fault.effect == "pause"]
-        self._mistakes = [fault for fault in scenario.timeline if fault.effect in _MISTAKES]
-        self._restarts = sorted(
-            (fault for fault in scenario.timeline if fault.effect == "restart"), key=lambda t: t.at_s
-        )
+        self._mistakes = [fault for fault in scenario.timeline if fault.effect in ("mismatched", "deadlocked")]
+        restarts = [fault for fault in scenario.timeline if fault.effect == "restart"]
+        self._restarts = sorted(restarts, key=lambda fault: fault.at_s)
         self._begin(place_ranks(scenario, hosts).hosts, attempt=0, begin_ns=0.0)
 
     def _begin(self, hosts: Ints, attempt: int, begin_ns: float) -> None:

@@ -43,24 +43,21 @@ class ProgressTracker:
     def note(self, operation: Operation) -> None:
         name = (operation.attempt, operation.comms.kind, operation.func)
         if name not in self._lines:
-            keys = np.zeros(0, np.int64)
-            self._lines[name] = _Line(
-                operation.comms, operation.func, operation.attempt, keys, np.zeros((3, 0), np.int64)
-            )
+            keys, counts = np.zeros(0, np.int64), np.zeros((3, 0), np.int64)
+            self._lines[name] = _Line(operation.comms, operation.func, operation.attempt, keys, counts)
         self._lines[name].waiting.append(operation)
 
     def snapshot(self, second_ns: int, attempt: int) -> pa.Table:
         """Return the progress of the current attempt at a moment that is past for everything that was noted."""
         self._lines = {name: line for name, line in self._lines.items() if line.attempt == attempt}
-        tables = [self._snapshot_line(line, second_ns) for line in self._lines.values()]
+        tables = []
+        for line in self._lines.values():
+            for operation in line.waiting:
+                self._count(line, operation, second_ns)
+            line.waiting = [operation for operation in line.waiting if operation.end.max() > second_ns]
+            tables.append(self._write(line, second_ns))
         self._seen_ns = second_ns
-        return pa.concat_tables(tables) if tables else schema_of(TABLE_BY_NAME["progress"]).empty_table()
-
-    def _snapshot_line(self, line: _Line, now_ns: int) -> pa.Table:
-        for operation in line.waiting:
-            self._count(line, operation, now_ns)
-        line.waiting = [operation for operation in line.waiting if operation.end.max() > now_ns]
-        return self._write(line, now_ns)
+        return _stack("progress", tables)
 
     def _count(self, line: _Line, operation: Operation, now_ns: int) -> None:
         keys = _keys(operation)
@@ -120,8 +117,8 @@ class ProgressTracker:
         is_open = since < NEVER
         return {
             "open_bytes": _where(is_open, size),
-            "open_dtype": _text_where(is_open, "ncclBfloat16"),
-            "open_algo": _text_where(is_open, algo),
+            "open_dtype": pc.if_else(pa.array(is_open), "ncclBfloat16", _NO_TEXT),
+            "open_algo": pc.if_else(pa.array(is_open), algo, _NO_TEXT),
             "oldest_open_ns": _where(is_open, self._writer.timestamps(hosts, since)),
             "head_state": pa.array(STATES).take(pa.array(state)),
             "head_peer": _where(is_open & (peer >= 0), peer),
@@ -141,8 +138,7 @@ def _where(known: Flags, values: Ints) -> pa.Array:
     return pa.array(values, mask=~known)
 
 
-def _text_where(known: Flags, text: str) -> pa.Array:
-    return pc.if_else(pa.array(known), text, pa.scalar(None, pa.string()))
+_NO_TEXT = pa.scalar(None, pa.string())
 
 
 def guess_heads(operation: Operation) -> Heads:
@@ -194,9 +190,8 @@ class SimulatedTelemetry:
         self._devices = DeviceTelemetry(simulation, identity.start_ns)
         self._probes = SimulatedProbes(simulation.scenario, simulation.network, simulation.seed)
         self._recent = {name: schema_of(TABLE_BY_NAME[name]).empty_table() for name in ("collectives", "transfers")}
-        self._slack_ns = int(
-            np.ceil(np.abs(self.writer.offset_ns).max())
-        )  # a second is over when it is on every clock
+        # A second is over when it is on every clock.
+        self._slack_ns = int(np.ceil(np.abs(self.writer.offset_ns).max()))
         self._reported_until_ns = identity.start_ns // NS_PER_S * NS_PER_S
         self._introduced: set[tuple[object, ...]] = set()
 
@@ -289,10 +284,8 @@ class SimulatedTelemetry:
         heals = {fault.part for fault in active_faults(scenario.timeline, self.simulation.now_ns / NS_PER_S)}
         for host, at_s in ends.items():
             if f"host:{host}" in heals:
-                rows = {
-                    name: _before(table, name, host, self.identity.start_ns + int(at_s * NS_PER_S))
-                    for name, table in rows.items()
-                }
+                end_ns = self.identity.start_ns + int(at_s * NS_PER_S)
+                rows = {name: _before(table, name, host, end_ns) for name, table in rows.items()}
         if scenario.telemetry.without:
             unseen = pa.array(scenario.telemetry.without)
             for name in set(_RECORDED) & rows.keys():

@@ -37,10 +37,6 @@ class Trouble:
     ends_at_switch: Flags
 
     @property
-    def capacity(self) -> Floats:
-        return self.condition.capacity
-
-    @property
     def lost(self) -> Floats:
         return 1 - (1 - self.unsent) * (1 - self.broken) * (1 - self.swallowed)
 
@@ -64,10 +60,8 @@ class LinkFaults:
         """Return what operations of a size meet; the same state is the same object."""
         condition = self._conditions.at(now_ns, size, spared)
         if id(condition) not in self._known:
-            faults = [
-                fault for fault in active_faults(self._scenario.timeline, now_ns / NS_PER_S) if fault not in spared
-            ]
-            there = [fault for fault in faults if fault.above_bytes <= size]
+            active = active_faults(self._scenario.timeline, now_ns / NS_PER_S)
+            there = [fault for fault in active if fault not in spared and fault.above_bytes <= size]
             losing = [fault for fault in there if fault.effect in ("losing", "rate") and fault.kind in _NETWORK_KINDS]
             self._known[id(condition)] = self._judge(condition, losing, now_ns / NS_PER_S)
         return self._known[id(condition)]
@@ -184,18 +178,15 @@ class Traffic:
 
     def _count_losses(self, moved: Transfers, done: Flags, trouble: Trouble) -> None:
         frames = moved.bytes / _FRAME_BYTES
-        for tally, share in (
-            (self.unsent, trouble.unsent),
-            (self.broken, trouble.broken),
-            (self.dropped, trouble.swallowed),
-        ):
+        tallies = (self.unsent, self.broken, self.dropped)
+        for tally, share in zip(tallies, (trouble.unsent, trouble.broken, trouble.swallowed), strict=True):
             _add_along(tally, moved, done, frames[:, None] * share[moved.paths])
         again = frames * (1 - np.prod(1 - trouble.lost[moved.paths], axis=1))
         self.sent_again.add(moved.send_last[done], moved.tx_nic[done], again[done])
 
     def _count_congestion(self, moved: Transfers, stopped: Flags, held: Codes, trouble: Trouble) -> None:
         tight = moved.paths[np.arange(len(held)), held]
-        weight = np.where(trouble.capacity[tight] < self._nominal[tight], 1.0, _HEALTHY)
+        weight = np.where(trouble.condition.capacity[tight] < self._nominal[tight], 1.0, _HEALTHY)
         if self._is_ib:
             upto = held + trouble.is_slow_taker[tight]  # who takes slowly stops the port in front of it, too
             before = np.arange(moved.paths.shape[1]) < upto[:, None]
@@ -211,7 +202,7 @@ class Traffic:
         """Return which hop of each flow bounds it, worked out once for flows that go on together; -1 for none."""
         key = (hashlib.blake2b(moved.paths.tobytes(), digest_size=16).digest(), id(trouble))
         if key not in self._held:
-            held = find_tight_hop(moved.paths, trouble.capacity, self._nominal)
+            held = find_tight_hop(moved.paths, trouble.condition.capacity, self._nominal)
             tight = moved.paths[np.arange(len(held)), held]
             # Loss makes the ends slow down; nothing piles up in front of a lossy link.
             if len(self._held) >= _MOST_KNOWN:

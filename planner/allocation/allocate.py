@@ -47,7 +47,10 @@ def place_jobs(cluster: Cluster, counts: Mapping[str, int], changes: Mapping[str
         names, reasons = kept[job.id]
         near = [cluster.by_name[name] for name in names]
         taken = pool.take(job.id, near, counts[job.id] - len(names))
-        nodes = _put_in_place(job.nodes, names, list(taken))
+        # New nodes stand where others left, and at the end.
+        rest = iter(taken)
+        filled = [name if name in names else next(rest, None) for name in job.nodes]
+        nodes = (*(name for name in filled if name is not None), *rest)
         given_up = tuple(name for name in job.nodes if name not in names)
         placed[job.id] = Placement(job.id, nodes, reasons | taken, tuple(taken), given_up)
     return placed
@@ -86,9 +89,8 @@ def _give_up(job: Job, live: list[Node], surplus: int, size: int | None, limit: 
             -index[node.name],
         ),
     )
-    return {
-        node.name: _say_given_up(node, whole[replica[node.name]] < (size or 1), limit) for node in order[:surplus]
-    }
+    gone = order[:surplus]
+    return {node.name: _say_given_up(node, whole[replica[node.name]] < (size or 1), limit) for node in gone}
 
 
 def _say_given_up(node: Node, is_of_broken: bool, limit: float) -> str:
@@ -148,13 +150,6 @@ def _choose_leaf(by_leaf: dict[str, list[Node]], leaves: Counter[str], blocks: C
     return min(by_leaf, key=rank)
 
 
-def _put_in_place(held: tuple[str, ...], kept: set[str], taken: list[str]) -> tuple[str, ...]:
-    """Return the nodes in their order: new ones stand where others left, and at the end."""
-    rest = iter(taken)
-    filled = [name if name in kept else next(rest, None) for name in held]
-    return (*(name for name in filled if name is not None), *rest)
-
-
 @dataclass(frozen=True)
 class JobPlan:
     """What becomes of one job."""
@@ -194,7 +189,6 @@ class Allocation:
 
     @property
     def throughput_before(self) -> float:
-        """Return the weighted work per second before."""
         return sum(job.throughput_before for job in self.jobs)
 
     @property
@@ -221,12 +215,10 @@ def finish(cluster: Cluster, outlook: Outlook) -> Allocation:
     found, choices = outlook.solution, outlook.choices
     if found is None:
         raise BadInput(f"the jobs must have more than the {len(cluster.usable)} nodes that can be used")
-    counts = {one.job.id: int(count) for one, count in zip(choices, found.counts, strict=True)}
-    changes = {one.job.id: one.change_at(pick) for one, pick in zip(choices, found.picks.tolist(), strict=True)}
-    placed = place_jobs(cluster, counts, changes)
-    jobs = tuple(
-        _plan_job(one, pick, placed[one.job.id]) for one, pick in zip(choices, found.picks.tolist(), strict=True)
-    )
+    picked = list(zip(choices, found.picks.tolist(), strict=True))
+    counts = {one.job.id: int(one.counts[pick]) for one, pick in picked}
+    placed = place_jobs(cluster, counts, {one.job.id: one.change_at(pick) for one, pick in picked})
+    jobs = tuple(_plan_job(one, pick, placed[one.job.id]) for one, pick in picked)
     others = tuple(_list_alternatives(choices, len(cluster.usable), found.value))
     return Allocation(outlook.running_s, jobs, found.value, _say(choices, jobs, outlook.running_s), others)
 
@@ -253,16 +245,12 @@ def _list_alternatives(choices: Sequence[Choices], capacity: int, best: float) -
     named = [("do nothing", "jobs that were hit stand still, the others go on", unchanged)]
     if any(one.state.is_hit for one in choices):
         named.append(("only the jobs that were hit", "no healthy job is touched", hit_only))
+    # Possible is what leaves each job a choice, with nodes enough for the smallest of each.
     return [
         _weigh(name, reason, offers, capacity, best)
         for name, reason, offers in named
-        if _is_possible(offers, capacity)
+        if all(len(one.counts) for one in offers) and sum(int(one.counts.min()) for one in offers) <= capacity
     ]
-
-
-def _is_possible(offers: Sequence[Choices], capacity: int) -> bool:
-    """Return whether each job has a choice left, and there are nodes enough for the smallest of each."""
-    return all(len(one.counts) for one in offers) and sum(int(one.counts.min()) for one in offers) <= capacity
 
 
 def _weigh(name: str, reason: str, offers: Sequence[Choices], capacity: int, best: float) -> Alternative:
@@ -281,14 +269,12 @@ def _say(choices: Sequence[Choices], jobs: Sequence[JobPlan], running_s: float) 
     until = f"within the {running_s / 3600:.3g} hours until the next plan is expected"
     if not changed:
         return f"nothing changes: no other plan does more work {until}"
-    healthy = sum(one.state.held > 0 and not one.state.is_hit for one in choices)
-    moved = sum(
-        job.change != "none" and one.state.held > 0 and not one.state.is_hit
-        for one, job in zip(choices, jobs, strict=True)
-    )
+    pairs = zip(choices, jobs, strict=True)
+    healthy = [job for one, job in pairs if one.state.held > 0 and not one.state.is_hit]
+    moved = sum(job.change != "none" for job in healthy)
     if moved:
-        return f"{message}{more}: changing {moved} of {healthy} healthy jobs pays {until}"
-    return f"{message}{more}: the {healthy} healthy jobs stay as they are, changing them would not pay {until}"
+        return f"{message}{more}: changing {moved} of {len(healthy)} healthy jobs pays {until}"
+    return f"{message}{more}: the {len(healthy)} healthy jobs stay as they are, changing them would not pay {until}"
 
 
 _MOST_SHARE = 0.1  # of the planner's time
@@ -342,7 +328,7 @@ class WarmAnswers:
         """
         kept = self._kept
         if event is None or kept is None or kept.state != _state_of(before) or not _is_foreseen(event, kept, after):
-            return finish(after, solve_now(after))
+            return plan_allocation(after)
         plan = finish(after, kept.foresight.lookup(event))
         ago_s = max(now_ns - kept.made_ns, 0) / NS_PER_S
         return replace(plan, reason=f"{plan.reason} (looked up: worked out {ago_s:.0f} s before the event)")

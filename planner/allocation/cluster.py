@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, get_args
@@ -119,22 +119,20 @@ def check_cluster(cluster: Cluster) -> Cluster:
 
 
 def _complain(cluster: Cluster) -> Iterator[str]:
-    for name, times in Counter(node.name for node in cluster.nodes).items():
-        if times > 1:
-            yield f"node {name} is listed {times} times"
+    yield from _list_twice("node", "listed", (node.name for node in cluster.nodes))
     for node in cluster.nodes:
         if not 0 <= node.failures_per_day < float("inf"):
             yield f"node {node.name} has {node.failures_per_day} failures per day, expected a number of 0 or more"
     if not 0 <= cluster.repairs_per_day < float("inf"):
         yield f"{cluster.repairs_per_day} repairs per day, expected a number of 0 or more"
-    for name, times in Counter(job.id for job in (*cluster.jobs, *cluster.waiting)).items():
-        if times > 1:
-            yield f"job {name} is listed {times} times"
-    for name, times in Counter(name for job in cluster.jobs for name in job.nodes).items():
-        if times > 1:
-            yield f"node {name} is held {times} times"
+    yield from _list_twice("job", "listed", (job.id for job in (*cluster.jobs, *cluster.waiting)))
+    yield from _list_twice("node", "held", (name for job in cluster.jobs for name in job.nodes))
     for job in (*cluster.jobs, *cluster.waiting):
         yield from _complain_about(job)
+
+
+def _list_twice(what: str, how: str, names: Iterable[str]) -> Iterator[str]:
+    return (f"{what} {name} is {how} {times} times" for name, times in Counter(names).items() if times > 1)
 
 
 def _complain_about(job: Job) -> Iterator[str]:
@@ -172,9 +170,7 @@ def estimate_failure_rates(failures: Mapping[str, int], days_seen: Mapping[str, 
     return {name: (failures.get(name, 0) + 1) / (seen + 1 / fleet) for name, seen in days_seen.items()}
 
 
-def place_nodes(
-    topology: Topology, failures_per_day: Mapping[str, float], unusable: Collection[str] = ()
-) -> tuple[Node, ...]:
+def place_nodes(topology: Topology, failures_per_day: Mapping[str, float]) -> tuple[Node, ...]:
     """Return the hosts of a topology as nodes; those on the leaves of the same rails are on one leaf here."""
     index = TopologyIndex(topology)
     typical = sorted(failures_per_day.values())[len(failures_per_day) // 2] if failures_per_day else 0.0
@@ -184,10 +180,8 @@ def place_nodes(
             "+".join(sorted({leaf for nic in host.nics if (leaf := index.leaf_of(host.id, nic.id))})) or None,
             host.rack,
             failures_per_day.get(host.id, typical),
-            host.id not in unusable,
         )
-        for host in topology.nodes
-        if host.kind == "host"
+        for host in topology.hosts
     )
 
 
@@ -299,6 +293,5 @@ def _start(cluster: Cluster, name: str) -> Cluster:
         if job.id == name:
             rest = tuple(other for other in cluster.waiting if other is not job)
             return replace(cluster, jobs=(*cluster.jobs, job), waiting=rest)
-    raise BadInput(
-        f"there is no job {name} among those that wait: {', '.join(j.id for j in cluster.waiting) or 'none'}"
-    )
+    waiting = ", ".join(job.id for job in cluster.waiting) or "none"
+    raise BadInput(f"there is no job {name} among those that wait: {waiting}")

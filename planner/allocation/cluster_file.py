@@ -1,6 +1,7 @@
 """The JSON of a cluster, nodes with failure rates and jobs with throughput tables, and of the plan made for it."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +81,9 @@ def parse_cluster(given: Any, name: str = "this cluster") -> Cluster:
         first = error.errors()[0]
         index = ".".join(map(str, first["loc"])) or "the whole"
         raise BadInput(f"{name} cannot be used: {index}: {first['msg']}") from error
-    return check_cluster(
-        Cluster(
-            tuple(Node(**node.model_dump()) for node in entry.nodes),
-            tuple(_job(job) for job in entry.jobs),
-            tuple(_job(job) for job in entry.waiting),
-            entry.repairs_per_day,
-        )
-    )
+    nodes = tuple(Node(**node.model_dump()) for node in entry.nodes)
+    jobs, waiting = (tuple(map(_job, jobs)) for jobs in (entry.jobs, entry.waiting))
+    return check_cluster(Cluster(nodes, jobs, waiting, entry.repairs_per_day))
 
 
 def allocation_to_json(allocation: Allocation) -> dict[str, Any]:
@@ -99,16 +95,7 @@ def allocation_to_json(allocation: Allocation) -> dict[str, Any]:
         "value": allocation.value,
         "reason": allocation.reason,
         "jobs": {job.job: _job_to_json(job) for job in allocation.jobs},
-        "alternatives": [
-            {
-                "name": other.name,
-                "throughput_after": other.throughput_after,
-                "value": other.value,
-                "changed": other.changed,
-                "reason": other.reason,
-            }
-            for other in allocation.alternatives
-        ],
+        "alternatives": [asdict(other) for other in allocation.alternatives],
     }
 
 

@@ -2,7 +2,7 @@
 
 Each node that may be lost, a node that joins, each job that may end, each that waits and may start. Events that leave
 the same counts to choose from share an answer: all healthy nodes of a job are one case, all idle nodes another.
-An answer equals that of solving anew after the event; which nodes a job gets is settled at the event (placing.py).
+An answer equals that of solving anew after the event; which nodes a job gets is settled at the event.
 """
 
 import math
@@ -14,16 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from lockstep.errors import BadInput
-from planner.allocation.cluster import (
-    ANY_NODE,
-    Cluster,
-    Event,
-    Job,
-    apply,
-    list_events,
-    most_useful,
-    running_s_of,
-)
+from planner.allocation.cluster import ANY_NODE, Cluster, Event, Job, apply, list_events, most_useful, running_s_of
 from planner.allocation.gains import Choices, JobState, list_choices, state_of
 from planner.allocation.solve import Menu, Offer, Row, Solution, Table, add_all, cut_to_fit, go_back
 
@@ -141,7 +132,6 @@ class Case(NamedTuple):
 class Foresight:
     """The answers to all single events that can follow on one state of the cluster."""
 
-    cluster: Cluster  # whose next events these are
     cases: Mapping[Event, Case]
     outlooks: Mapping[Case, Outlook]
 
@@ -165,7 +155,7 @@ def foresee(cluster: Cluster) -> Foresight:
     for running_s in sorted({case.running_s for case in cases.values()}):
         alike = [case for case in dict.fromkeys(cases.values()) if case.running_s == running_s]
         outlooks |= _answer(cluster, running_s, alike)
-    return Foresight(cluster, cases, outlooks)
+    return Foresight(cases, outlooks)
 
 
 def _answer(cluster: Cluster, running_s: float, cases: list[Case]) -> dict[Case, Outlook]:

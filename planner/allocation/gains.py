@@ -73,16 +73,8 @@ def list_choices(job: Job, state: JobState, running_s: float, capacity: int) -> 
     counts = _list_counts(job, state, capacity)
     options = list(_list_options(job, state, counts))
     before = job.work_on(state.held)
-    gains = np.array(
-        [
-            np.where(
-                option.is_allowed,
-                option.work * running_s - before * (option.downtime_s + option.lost_work_s),
-                -np.inf,
-            )
-            for option in options
-        ]
-    )
+    gained = (option.work * running_s - before * (option.downtime_s + option.lost_work_s) for option in options)
+    gains = np.array([np.where(one.is_allowed, gain, -np.inf) for one, gain in zip(options, gained, strict=True)])
     best = gains.argmax(axis=0)
     at = (best, np.arange(len(counts)))
     return Choices(
@@ -130,6 +122,7 @@ def _list_options(job: Job, state: JobState, counts: np.ndarray) -> Iterator[_Op
     held, is_same, is_running = state.held, counts == state.held, counts > 0
     forced = costs.lost_work_s if state.is_hit else 0.0
     save_s = 0.0 if state.is_hit else costs.save_s
+    name_of_same: Change = "replace" if state.lost else "restart_process"
     if not state.is_hit:
         yield _Option("none", is_same, work, 0.0)
     if held == 0:
@@ -141,18 +134,16 @@ def _list_options(job: Job, state: JobState, counts: np.ndarray) -> Iterator[_Op
         recycled = np.full(len(counts), job.weight * costs.recycled[state.lost])
         yield _Option("recycle", counts == held - state.lost, recycled, costs.recycle_s)
     if costs.drop_s is not None and job.nodes_per_replica:
-        yield _Option("drop_replica", _whole_replicas_fewer(job.nodes_per_replica, state, counts), work, costs.drop_s)
+        # The replicas with a lost node, and maybe more of them, are left out.
+        fewer, size = held - counts, job.nodes_per_replica
+        is_whole = is_running & (fewer >= max(size * state.replicas_hit, 1)) & (fewer % size == 0)
+        yield _Option("drop_replica", is_whole, work, costs.drop_s)
     if _has_live_replica(job, state) and costs.peer_s is not None:
-        yield _Option(_name_of_same(state), is_same & state.is_hit, work, costs.peer_s)
-        yield _Option(
-            "grow", (counts > held) & ((counts - held) % (job.nodes_per_replica or 1) == 0), work, costs.peer_s
-        )
-    yield _Option(_name_of_same(state), is_same & state.is_hit, work, costs.restart_s, forced)
+        is_whole = (counts - held) % (job.nodes_per_replica or 1) == 0
+        yield _Option(name_of_same, is_same & state.is_hit, work, costs.peer_s)
+        yield _Option("grow", (counts > held) & is_whole, work, costs.peer_s)
+    yield _Option(name_of_same, is_same & state.is_hit, work, costs.restart_s, forced)
     yield _Option("reconfigure", is_running & ~is_same, work, save_s + costs.restart_s, forced)
-
-
-def _name_of_same(state: JobState) -> Change:
-    return "replace" if state.lost else "restart_process"
 
 
 def _work_at(job: Job, counts: np.ndarray) -> np.ndarray:
@@ -162,14 +153,6 @@ def _work_at(job: Job, counts: np.ndarray) -> np.ndarray:
         return np.zeros(len(counts))
     indices = np.minimum(np.searchsorted(known, counts), len(known) - 1)
     return np.where((known[indices] == counts) & (counts >= job.minimum), job.weight * rates[indices], 0.0)
-
-
-def _whole_replicas_fewer(size: int, state: JobState, counts: np.ndarray) -> np.ndarray:
-    """Return the counts that are left when the replicas with a lost node, and maybe more of them, are left out."""
-    fewer = state.held - counts
-    at_least = max(size * state.replicas_hit, 1)
-    is_allowed: np.ndarray = (counts > 0) & (fewer >= at_least) & (fewer % size == 0)
-    return is_allowed
 
 
 def _has_live_replica(job: Job, state: JobState) -> bool:

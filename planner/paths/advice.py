@@ -8,8 +8,6 @@ hop of a ring that stays inside a leaf is no load for the fabric. And NICs keep 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from planner.paths.network import Network
 
 _MOST_QUEUE_PAIRS = 4  # of a connection: more add memory and little evenness, 4 over 8 spines are even in practice
@@ -26,8 +24,8 @@ class NcclAdvice:
     notes: tuple[str, ...] = ()
 
 
-def advise_nccl(network: Network, hosts: Sequence[str], rdma_names: bool = True) -> NcclAdvice:
-    """Return what to set for a job on these hosts; `rdma_names`: NICs are named as the RDMA devices are."""
+def advise_nccl(network: Network, hosts: Sequence[str]) -> NcclAdvice:
+    """Return what to set for a job on these hosts, whose NICs are named as the RDMA devices are."""
     order = order_hosts(network, hosts)
     spines = max((len(up_paths.spines) for up_paths in network.up_paths), default=0)
     several = min(_MOST_QUEUE_PAIRS, spines)
@@ -36,14 +34,14 @@ def advise_nccl(network: Network, hosts: Sequence[str], rdma_names: bool = True)
         variables |= {"NCCL_IB_QPS_PER_CONNECTION": str(several), "NCCL_IB_SPLIT_DATA_ON_QPS": "1"}
     if network.topology.routing == "adaptive":
         variables |= {"NCCL_IB_ADAPTIVE_ROUTING": "1"}
-    by_host = dict(_choose_nics(network, order)) if rdma_names else {}
+    by_host = dict(_choose_nics(network, order))
     crossings = count_crossings(network, hosts), count_crossings(network, order)
     return NcclAdvice(variables, by_host, tuple(order), crossings, tuple(_note(crossings, by_host)))
 
 
 def order_hosts(network: Network, hosts: Sequence[str]) -> list[str]:
     """Return hosts so that those under one leaf, and then those of one pod, follow each other."""
-    pods = network.up_paths[0].joined if network.up_paths else np.zeros(len(network.leaves), np.int64)
+    pods = network.joined_below(min(len(network.up_paths), 1))
     leaves = _leaves_of(network)
     leaf_of = {host: leaves.get(host, -1) for host in hosts}  # those that the topology does not know come first
     return sorted(hosts, key=lambda host: (pods[leaf_of[host]] if leaf_of[host] >= 0 else -1, leaf_of[host]))

@@ -30,7 +30,7 @@ class Changes:
         links = {link.id: tuple(split_end(end)[0] for end in (link.a, link.b)) for link in topology.links}
         self._index = TopologyIndex(topology)
         self._switches = join_switches(topology, is_intact=True)
-        self._hops: dict[str, dict[str, int]] = {}
+        self._hops: dict[str, dict[str, int]] = {}  # distances of all switches from one
         self._between: dict[tuple[str | None, str | None], set[str]] = {}
         known = ((ts_ns, link, links[link]) for link, ts_ns in changed_ns.items() if link in links)
         self._changed = sorted(known, reverse=True)
@@ -49,15 +49,12 @@ class Changes:
         """Return whether a link between two switches is on a shortest path between two leaves."""
         if near is None or far is None or not self._switches.has_edge(a, b):
             return False
-        hops, from_a, from_b = (self._count_hops(node) for node in (near, a, b))
+        for node in (near, a, b):
+            if node not in self._hops:
+                self._hops[node] = count_hops(self._switches, node)
+        hops, from_a, from_b = (self._hops[node] for node in (near, a, b))
         paths = ((from_a.get(near), from_b.get(far)), (from_b.get(near), from_a.get(far)))
         return any(x is not None and y is not None and x + 1 + y == hops.get(far) for x, y in paths)
-
-    def _count_hops(self, start: str) -> dict[str, int]:
-        """Return the distance of each switch from one, found once."""
-        if start not in self._hops:
-            self._hops[start] = count_hops(self._switches, start)
-        return self._hops[start]
 
 
 KEY = ("host", "src_nic", "dst", "dst_nic", "proto", "sport", "dport")
@@ -69,16 +66,12 @@ Why = Literal["dead", "lossy", "changed", "old", "unclear", "elsewhere"]
 Key = tuple[str, str, str, str, str, int, int]  # values of KEY
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogueOptions:
-    """When an entry is believed."""
-
-    half_life_s: float = 1800.0  # fabrics change some times a day: after half an hour unseen, belief is halved
-    most_age_s: float = 6 * 3600.0  # then it is below a thousandth in any case
-    dead_losses: int = 3  # in a row: with 1 % of loss that happens by chance once in a million
-    allowed_loss: float = 0.005  # of probes: they are policed by switches, so a few are lost on good paths
-    least_probes: int = 10  # losses come in bursts: of few probes, chance explains more than the binomial law has it
-    least_doubt: float = 1e-3  # probability below which so many losses are no chance
+HALF_LIFE_S = 1800.0  # fabrics change some times a day: after half an hour unseen, belief is halved
+MOST_AGE_S = 6 * 3600.0  # then it is below a thousandth in any case
+_DEAD_LOSSES = 3  # in a row: with 1 % of loss that happens by chance once in a million
+_ALLOWED_LOSS = 0.005  # of probes: they are policed by switches, so a few are lost on good paths
+_LEAST_PROBES = 10  # losses come in bursts: of few probes, chance explains more than the binomial law has it
+_LEAST_DOUBT = 1e-3  # probability below which so many losses are no chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,25 +89,7 @@ class Catalogue:
     """What is known at a moment."""
 
     paths: tuple[Path, ...] = ()
-    left_out: tuple[LeftOut, ...] = field(default=())
-
-    @property
-    def remarks(self) -> list[str]:
-        """Return a sentence for each reason for which ports were left out."""
-        by_reason: dict[str, int] = defaultdict(int)
-        for each in self.left_out:
-            by_reason[each.why] += 1
-        return [f"{count} ports are left out: {_MESSAGES[why]}" for why, count in sorted(by_reason.items())]
-
-
-_MESSAGES: Mapping[str, str] = {
-    "dead": "their last probes were lost, or a link of theirs is down",
-    "lossy": "more of their probes were lost than chance explains",
-    "changed": "a link between their leaves changed since they were probed",
-    "old": "they were not probed for too long",
-    "unclear": "not every switch on their path answered",
-    "elsewhere": "their hops are not joined in this topology",
-}
+    left_out: tuple[LeftOut, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,7 +99,6 @@ class Circumstances:
     topology: Topology
     now_ns: int
     changed_ns: Mapping[str, int] = field(default_factory=dict)  # when links last went up or down, by id
-    options: CatalogueOptions = field(default_factory=CatalogueOptions)
 
 
 def recall_catalogue(rows: pa.Table, now: Circumstances) -> Catalogue:
@@ -146,9 +120,11 @@ def build_catalogue(folded: pa.Table, now: Circumstances, reported: Catalogue | 
     for row in folded.to_pylist():
         before = known.pop(_key(row), None)
         links, certainty = cables.find(row, before.links if before else ())
-        entries.append((row, _as_path(row, links, _believe(row) * certainty * _age(row["seen_ns"], now))))
-    lossy = _find_lossy(entries, now.options)
-    judges = ((_judge_probes(row, path, lossy, now.options), row, path) for row, path in entries)
+        known_of = {name: row[name] for name in (*KEY, "seen_ns")}
+        confidence = _believe(row) * certainty * _age(row["seen_ns"], now)
+        entries.append((row, Path(**known_of, links=[link.id for link in links], confidence=confidence)))
+    lossy = _find_lossy(entries)
+    judges = ((_judge_probes(row, path, lossy), row, path) for row, path in entries)
     found = _sort_out(
         (path, why or _judge_path(path, cables, changes, now), row["tried_ns"]) for why, row, path in judges
     )
@@ -192,12 +168,10 @@ def _believe(row: Mapping[str, Any]) -> float:
 
 def _age(seen_ns: int, now: Circumstances) -> float:
     """Return what is left of a belief after so long."""
-    return float(0.5 ** (max(now.now_ns - seen_ns, 0) / NS_PER_S / now.options.half_life_s))
+    return float(0.5 ** (max(now.now_ns - seen_ns, 0) / NS_PER_S / HALF_LIFE_S))
 
 
-def _find_lossy(
-    entries: Sequence[tuple[Mapping[str, Any], Path]], options: CatalogueOptions
-) -> dict[tuple[str, ...], str]:
+def _find_lossy(entries: Sequence[tuple[Mapping[str, Any], Path]]) -> dict[tuple[str, ...], str]:
     """Return the paths between leaves that lose more probes than chance explains, all of their ports together.
 
     A port is probed rarely, its path by many; what is lost at a host spreads over all paths to it.
@@ -210,8 +184,8 @@ def _find_lossy(
     return {
         path_links: f"{lost[path_links]} of {sent[path_links]} probes were lost on its path"
         for path_links in lost
-        if sent[path_links] >= options.least_probes
-        and bdtrc(lost[path_links] - 1, sent[path_links], options.allowed_loss) < options.least_doubt
+        if sent[path_links] >= _LEAST_PROBES
+        and bdtrc(lost[path_links] - 1, sent[path_links], _ALLOWED_LOSS) < _LEAST_DOUBT
     }
 
 
@@ -220,13 +194,11 @@ def _fabric_links(path: Path) -> tuple[str, ...]:
     return tuple(path.links[1:-1] or path.links)
 
 
-def _judge_probes(
-    row: Mapping[str, Any], path: Path, lossy: Mapping[tuple[str, ...], str], options: CatalogueOptions
-) -> _Judged:
+def _judge_probes(row: Mapping[str, Any], path: Path, lossy: Mapping[tuple[str, ...], str]) -> _Judged:
     """Return why probes speak against an entry, or None."""
     if not row["route"]:
         return "unclear", "not every switch on its path answered"
-    if row["lost_since"] >= options.dead_losses or not row["agreed"]:
+    if row["lost_since"] >= _DEAD_LOSSES or not row["agreed"]:
         return "dead", f"its last {row['lost_since']} probes were lost"
     if reason := lossy.get(_fabric_links(path)):
         return "lossy", reason
@@ -235,20 +207,15 @@ def _judge_probes(
 
 def _judge_path(path: Path, cables: "_Cables", changes: Changes, now: Circumstances) -> _Judged:
     """Return why the fabric or the time speaks against an entry, or None."""
-    if not cables.knows(path.links):
+    if not path.links or not cables.is_up.keys() >= set(path.links):
         return "elsewhere", "its hops are not joined in this topology"
-    if down := [link for link in path.links if not cables.is_up(link)]:
+    if down := [link for link in path.links if not cables.is_up[link]]:
         return "dead", f"{down[0]} is down"
     if link := changes.since(path):
         return "changed", f"{link} changed after it was probed"
-    if now.now_ns - path.seen_ns > now.options.most_age_s * NS_PER_S:
+    if now.now_ns - path.seen_ns > MOST_AGE_S * NS_PER_S:
         return "old", f"it was last seen {(now.now_ns - path.seen_ns) / NS_PER_S:.0f} s ago"
     return None
-
-
-def _as_path(row: Mapping[str, Any], links: Sequence[Link], confidence: float) -> Path:
-    known = {name: row[name] for name in (*KEY, "seen_ns")}
-    return Path(**known, links=[link.id for link in links], confidence=confidence)
 
 
 def _recall(row: Mapping[str, Any]) -> Path:
@@ -263,18 +230,12 @@ class _Cables:
 
     def __init__(self, topology: Topology) -> None:
         self._joined: dict[tuple[str, str], list[Link]] = defaultdict(list)
-        self._up = {link.id: link.up for link in topology.links}
+        self.is_up = {link.id: link.up for link in topology.links}
         hosts = {host.id for host in topology.hosts}
         for link in topology.links:
             a, b = (end if split_end(end)[0] in hosts else split_end(end)[0] for end in (link.a, link.b))
             self._joined[a, b].append(link)
             self._joined[b, a].append(link)
-
-    def knows(self, links: Sequence[str]) -> bool:
-        return bool(links) and all(link in self._up for link in links)
-
-    def is_up(self, link: str) -> bool:
-        return self._up[link]
 
     def find(self, row: Mapping[str, Any], reported: Sequence[str]) -> tuple[list[Link], float]:
         """Return the links of a route and how certain that is; none where two of its hops are not joined.

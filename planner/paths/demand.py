@@ -5,7 +5,7 @@ Rates decide: whatever sent bytes to another host in the window is a flow, once 
 is in the transfers. What is not known is not made up: an unknown NIC leaves the host alone as an end, and a send of
 which an end is unknown is left out and counted.
 
-Cost: array operations and a loop over connections; their seconds were summed before (wiring.py, or the store).
+Cost: array operations and a loop over connections; their seconds were summed before, by the store.
 """
 
 import re
@@ -157,9 +157,8 @@ def _find_receivers(sums: pa.Table) -> dict[Key, str]:
 
 def _find_connections(rows: pa.Table, remarks: Counter[str]) -> dict[tuple[object, ...], list[_Known]]:
     """Return the queue pairs of each connection and direction, in the order of their numbers."""
-    reported = rows.sort_by(
-        [("confidence", "ascending"), ("seen_ns", "ascending")]
-    )  # what was learnt best comes last
+    # What was learnt best comes last.
+    reported = rows.sort_by([("confidence", "ascending"), ("seen_ns", "ascending")])
     found: dict[tuple[object, ...], list[_Known]] = defaultdict(list)
     keys = zip(*(reported[name].to_pylist() for name in (*KEY, "direction")), strict=True)
     values = zip(*(reported[name].to_pylist() for name in _Known.__slots__), strict=True)
@@ -189,11 +188,7 @@ _ACKNOWLEDGED = ("ib", "ofi")  # whose wire time ends with the acknowledgement; 
 _COMM = ("job", "attempt", "comm")
 
 
-@dataclass(frozen=True, slots=True)
-class DemandOptions:
-    """What is worth a plan."""
-
-    trickle_share: float = 0.01  # of a NIC's rate: its smallest sends, while all of them together stay below this
+_TRICKLE_SHARE = 0.01  # of a NIC's rate: its smallest sends, while all of them together stay below this
 
 
 @dataclass(frozen=True)
@@ -205,7 +200,7 @@ class Demand:
     left_out: tuple[str, ...] = ()
 
 
-def find_demand(facts: DemandFacts, options: DemandOptions | None = None) -> Demand:
+def find_demand(facts: DemandFacts, trickle_share: float = _TRICKLE_SHARE) -> Demand:
     """Return the flows to plan, and what was left out."""
     book, missing = WiringBook(facts), Counter[str]()
     found: list[tuple[Flow, Wiring]] = []
@@ -213,7 +208,7 @@ def find_demand(facts: DemandFacts, options: DemandOptions | None = None) -> Dem
         wirings, why = book.wire(send.key, send.host, send.nic, send.transport)
         missing[why] += 1
         found += _as_flows(send, wirings, facts.topology)
-    kept = _drop_trickles(found, facts.topology, options or DemandOptions())
+    kept = _drop_trickles(found, facts.topology, trickle_share)
     missing["together they are a trickle on their NIC"] = len(found) - len(kept)
     kept.sort(key=lambda pair: pair[0].id)
     messages = [f"{count} sends are no flows: {why}" for why, count in sorted(missing.items()) if why and count]
@@ -282,7 +277,7 @@ def _rate_of(end: str, topology: TopologyIndex) -> float:
 
 
 def _drop_trickles(
-    found: list[tuple[Flow, Wiring]], topology: TopologyIndex, options: DemandOptions
+    found: list[tuple[Flow, Wiring]], topology: TopologyIndex, share: float
 ) -> list[tuple[Flow, Wiring]]:
     """Leave out the smallest flows of each NIC, as long as together they are next to nothing for it.
 
@@ -295,6 +290,6 @@ def _drop_trickles(
     for end, mine in by_end.items():
         mine.sort(key=lambda pair: (pair[0].gbps * pair[0].duty, pair[0].id))
         load = np.cumsum([flow.gbps * flow.duty for flow, _ in mine])
-        first = int(np.searchsorted(load, options.trickle_share * _rate_of(end, topology), side="right"))
+        first = int(np.searchsorted(load, share * _rate_of(end, topology), side="right"))
         kept += mine[first:]
     return kept

@@ -3,6 +3,7 @@
 A path is told by its height (how far up it goes) and its spine. Flows inside one leaf have none to choose.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -25,11 +26,7 @@ class FlowPaths:
     @cached_property
     def usable(self) -> list[np.ndarray]:
         """Return by height which leaf can reach which spine, and come back, over links that carry something."""
-        alive = self.network.gbps > 0
-        return [
-            up_paths.exists & alive[up_paths.links].all(axis=2) & alive[up_paths.links ^ 1].all(axis=2)
-            for up_paths in self.network.up_paths
-        ]
+        return [up_paths.usable(self.network.gbps > 0) for up_paths in self.network.up_paths]
 
     @cached_property
     def height(self) -> np.ndarray:
@@ -48,8 +45,8 @@ class FlowPaths:
         key = int(self.height[flow]), int(self.flows.near[flow]), int(self.flows.far[flow])
         if key not in self._known:
             level, near, far = key
-            usable = self.usable[level - 1] if level > 0 else np.zeros((1, 0), bool)
-            self._known[key] = np.flatnonzero(usable[near] & usable[far]) if level > 0 else np.zeros(0, np.int64)
+            usable = self.usable[level - 1][[near, far]] if level > 0 else np.zeros((2, 0), bool)
+            self._known[key] = np.flatnonzero(usable.all(axis=0))
         return self._known[key]
 
     def links(self, flow: int, spines: np.ndarray) -> np.ndarray:
@@ -64,17 +61,19 @@ class FlowPaths:
         up, down = up_paths[self.flows.near[flows], spines], up_paths[self.flows.far[flows], spines]
         return np.concatenate([up, down[:, ::-1] ^ 1], axis=1)
 
-    def find_loads(self, spine: np.ndarray) -> np.ndarray:
-        """Return the load of each link in Gbit/s when flows go over these spines; hosts' own ports included."""
-        size, placed = self.flows.size, (self.height == 0) | (spine != UNPLACED)
-        load = np.bincount(
-            self.flows.ends[placed].ravel(), np.repeat(size[placed], 2), minlength=self.network.directed_links
-        ).astype(np.float64)
+    def placed(self, spine: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the flows of each height that have a spine, and their directed links [flow, step] in between."""
         for level in range(1, len(self.network.up_paths) + 1):
             at = np.flatnonzero((self.height == level) & (spine != UNPLACED))
             if len(at):
-                links = self.links_of(at, spine[at])
-                load += np.bincount(links.ravel(), np.repeat(size[at], links.shape[1]), minlength=len(load))
+                yield at, self.links_of(at, spine[at])
+
+    def find_loads(self, spine: np.ndarray) -> np.ndarray:
+        """Return the load of each link in Gbit/s when flows go over these spines; hosts' own ports included."""
+        size, going = self.flows.size, (self.height == 0) | (spine != UNPLACED)
+        load = np.zeros(self.network.directed_links)
+        for at, links in ((going, self.flows.ends[going]), *self.placed(spine)):
+            load += np.bincount(links.ravel(), np.repeat(size[at], links.shape[1]), minlength=len(load))
         return load
 
     def is_valid(self, spine: np.ndarray) -> np.ndarray:
@@ -104,7 +103,7 @@ def _bound_cuts(paths: FlowPaths, level: int) -> float:
     """Return the bound from what crosses the border of each part that is joined below a height."""
     if level >= len(paths.network.up_paths):
         return 0.0
-    part = paths.network.up_paths[level - 1].joined if level else np.arange(len(paths.network.leaves))
+    part = paths.network.joined_below(level)
     crossing = paths.height > level
     rates = paths.network.gbps
     part_of = np.full(len(rates), NONE)  # that a directed link leads out of

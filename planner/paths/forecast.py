@@ -25,10 +25,6 @@ class Forecast:
     stretches: np.ndarray  # of each flow: how many times as long as on empty links it takes; infinite without a path
 
     @property
-    def worst_gbps(self) -> float:
-        return float(self.gbps.min(initial=np.inf))
-
-    @property
     def stretch(self) -> float:
         """Return how many times as long as on empty links the slowest flow takes."""
         return float(self.stretches.max(initial=1.0))
@@ -37,11 +33,14 @@ class Forecast:
 def forecast(network: Network, flows: FlowTable, spine: np.ndarray) -> Forecast:
     """Return the max-min fair rate of each flow when all of them send at once over these spines."""
     flow_paths = FlowPaths(network, flows)
-    paths = _lay_out(flow_paths, spine)
+    # All flows are of one length, filled up with a directed link that is none and carries everything.
+    paths = np.full((len(flows), 2 + 2 * len(network.up_paths)), network.directed_links, np.int64)
+    paths[:, :2] = flows.ends
+    for at, links in flow_paths.placed(spine):
+        paths[at, 2 : 2 + links.shape[1]] = links
     going = (flow_paths.height == 0) | (spine != UNPLACED)
     rates = np.zeros(len(flows))
-    capacity = np.append(network.gbps, np.inf)
-    rates[going] = fair_rates(paths[going], capacity) if going.any() else 0.0
+    rates[going] = fair_rates(paths[going], np.append(network.gbps, np.inf)) if going.any() else 0.0
     alone = network.gbps[flows.ends].min(axis=1, initial=np.inf)
     slow = np.divide(alone, rates, out=np.full(len(flows), np.inf), where=rates > 0)
     return Forecast(rates, np.maximum(slow, 1.0))
@@ -56,18 +55,6 @@ def predict_ratio(waiting: float, before: float, after: float) -> float:
     0.8
     """
     return 1.0 - waiting + waiting * after / before
-
-
-def _lay_out(flow_paths: FlowPaths, spine: np.ndarray) -> np.ndarray:
-    """Return the directed links [flow, step] of all flows, filled up with a directed link that is none."""
-    nowhere, highest = flow_paths.network.directed_links, len(flow_paths.network.up_paths)
-    paths = np.full((len(flow_paths.flows), 2 + 2 * highest), nowhere, np.int64)
-    paths[:, :2] = flow_paths.flows.ends
-    for level in range(1, highest + 1):
-        at = np.flatnonzero((flow_paths.height == level) & (spine != UNPLACED))
-        if len(at):
-            paths[at, 2 : 2 + 2 * level] = flow_paths.links_of(at, spine[at])
-    return paths
 
 
 _STEPS = """

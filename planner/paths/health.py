@@ -19,7 +19,7 @@ from statistics import median
 
 from lockstep.clock import NS_PER_S
 from lockstep.errors import BadInput
-from lockstep.topology import Link, Topology, link_name, split_end
+from lockstep.topology import Topology, link_name, split_end
 from lockstep.verdict import Verdict
 
 _ALL = 1.0
@@ -154,9 +154,8 @@ class LinkHealth:
 
 def _checked(evidence: Evidence) -> Evidence:
     if isnan(evidence.weight):
-        raise BadInput(
-            f"{evidence.source} says of {evidence.link} that it carries a share of NaN, but shares are 0 to 1"
-        )
+        who, link = evidence.source, evidence.link
+        raise BadInput(f"{who} says of {link} that it carries a share of NaN, but shares are 0 to 1")
     return replace(evidence, weight=min(max(evidence.weight, 0.0), _ALL))
 
 
@@ -179,23 +178,18 @@ def _forget(state: _State, long_ago_ns: int) -> _State | None:
     return replace(state, evidence=kept)
 
 
-class Parts:
-    """The links of a topology, by all the names under which evidence speaks of them."""
-
-    def __init__(self, topology: Topology) -> None:
-        self._links: dict[str, list[Link]] = defaultdict(list)
-        for link in topology.links:
-            self._links[link_name(link)].append(link)
-            for end in (link.a, link.b):
-                self._links[f"nic:{end}"].append(link)
-                self._links[f"switch:{split_end(end)[0]}"].append(link)
-
-    def links_of(self, component: str) -> list[Link]:
-        """Return the links that carry less when a part is ill; none for what is no part of the fabric."""
-        return self._links.get(component, [])
+def name_parts(topology: Topology) -> dict[str, list[str]]:
+    """Return the links that carry less when a part is ill, by all the names under which evidence speaks of it."""
+    links: dict[str, list[str]] = defaultdict(list)
+    for link in topology.links:
+        links[link_name(link)].append(link.id)
+        for end in (link.a, link.b):
+            links[f"nic:{end}"].append(link.id)
+            links[f"switch:{split_end(end)[0]}"].append(link.id)
+    return dict(links)
 
 
-def judge_verdict(verdict: Verdict, parts: Parts, healed_ns: int | None = None) -> list[Evidence]:
+def judge_verdict(verdict: Verdict, parts: Mapping[str, list[str]], healed_ns: int | None = None) -> list[Evidence]:
     """Return what a verdict says of links: of all of a switch, of a NIC's cable; `healed_ns`: it is over since.
 
     Parts that it cannot tell from the one it names lose half as much: a path around all of them costs little.
@@ -211,9 +205,9 @@ def judge_verdict(verdict: Verdict, parts: Parts, healed_ns: int | None = None) 
     if healed_ns is not None:
         ts_ns, parts_left = healed_ns, [(part, _ALL, f"{part} has healed") for part, _, _ in parts_left]
     return [
-        Evidence(ts_ns, link.id, f"verdict {verdict.id}", left, reason)
+        Evidence(ts_ns, link, f"verdict {verdict.id}", left, reason)
         for part, left, reason in parts_left
-        for link in parts.links_of(part)
+        for link in parts.get(part, [])
     ]
 
 

@@ -36,6 +36,11 @@ class UpPaths:
         there: np.ndarray = self.links[:, :, 0] != NONE
         return there
 
+    def usable(self, alive: np.ndarray) -> np.ndarray:
+        """Return which leaf can reach which spine, and come back, over directed links that carry something."""
+        there: np.ndarray = self.exists & alive[self.links].all(axis=2) & alive[self.links ^ 1].all(axis=2)
+        return there
+
     @cached_property
     def joined(self) -> np.ndarray:
         """Return a number for each leaf, equal where these up paths join them."""
@@ -64,6 +69,10 @@ class Network:
     @property
     def directed_links(self) -> int:
         return len(self.gbps)
+
+    def joined_below(self, height: int) -> np.ndarray:
+        """Return a number for each leaf, equal where they are joined without going higher than that."""
+        return self.up_paths[height - 1].joined if height > 0 else np.arange(len(self.leaves))
 
     def name_directed_link(self, directed_link: int) -> str:
         """Return a directed link as people read it, such as leaf0 -> spine1."""
@@ -125,11 +134,9 @@ def with_gbps(network: Network, gbps: np.ndarray) -> Network:
 def _reseat(up_paths: UpPaths, alive: np.ndarray) -> UpPaths:
     if not up_paths.bundles:
         return up_paths
-    links = up_paths.links.copy()
+    links, usable = up_paths.links.copy(), up_paths.usable(alive)
     for bundle in up_paths.bundles:
-        works = (
-            alive[links[:, bundle]].all(axis=2) & alive[links[:, bundle] ^ 1].all(axis=2) & up_paths.exists[:, bundle]
-        )
+        works = usable[:, bundle]
         for leaf in np.flatnonzero(works.any(axis=1) & ~works.all(axis=1)).tolist():
             rest = up_paths.links[leaf, np.array(bundle)[works[leaf]]]
             for number, seat in enumerate(np.array(bundle)[~works[leaf]].tolist()):

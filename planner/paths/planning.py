@@ -5,7 +5,7 @@ path is gone, get the emptiest; then the highest use is lowered step by step tow
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from planner.paths.colouring import colour_evenly
 from planner.paths.flow_paths import UNPLACED, FlowPaths, find_bound, find_use
 from planner.paths.flows import Flow, FlowTable, place_flows
 from planner.paths.network import NONE, Network, UpPaths
-from planner.paths.repairing import Repair, RepairOptions
+from planner.paths.repairing import Repair
 
 _MOST_SIZES = 16  # classes of flows that are shared one by one; with more, each would have too few to be even
 _FINEST_SHARE = 8  # rates are taken as whole shares up to this many: 100 and 400 Gbit/s are 1 to 4
@@ -37,7 +37,7 @@ def spread_evenly(paths: FlowPaths) -> np.ndarray:
     highest = network.up_paths[-1]
     plane_of = highest.joined
     # A pod is what is joined without going all the way up.
-    pod_of = network.up_paths[-2].joined if len(network.up_paths) > 1 else np.arange(len(network.leaves))
+    pod_of = network.joined_below(len(network.up_paths) - 1)
     class_of = _sort_by_size(paths.flows.size)
     for number in range(int(plane_of.max(initial=-1)) + 1):
         plane = _describe(network, np.flatnonzero(plane_of == number), highest)
@@ -135,14 +135,15 @@ _FIRST_ONES = 2  # targets that are tried one by one: plans are mostly at the bo
 _EXACT = 1e-9  # of a use: sums of floats are no exact numbers
 
 
+_LEAST_GAIN = 0.02  # of the highest use: for less, nothing is moved that need not be
+_MOST_TRIED_TWICE = 16_384  # flows for which a second start is worth its time: some 20 us each
+
+
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
     """What the planner is told."""
 
-    repair: RepairOptions = field(default_factory=RepairOptions)
     most_moved: float = 0.25  # of the flows may move besides those that must, when there was a plan before
-    least_gain: float = 0.02  # of the highest use: for less, nothing is moved that need not be
-    most_tried_twice: int = 16_384  # flows for which a second start is worth its time: some 20 us each
 
 
 @dataclass(frozen=True)
@@ -170,14 +171,10 @@ class PathPlan:
 
     def all_directed_links(self) -> list[list[int]]:
         """Return the directed links that each flow takes, from its source on; none where there is no path."""
-        paths = FlowPaths(self.network, self.flows)
         inner: list[list[int]] = [[] for _ in range(len(self.flows))]
-        for level in range(1, len(self.network.up_paths) + 1):
-            at = np.flatnonzero((self.height == level) & (self.spine != UNPLACED))
-            for flow, links in zip(
-                at.tolist(), paths.links_of(at, self.spine[at]).tolist() if len(at) else (), strict=True
-            ):
-                inner[flow] = links
+        for at, links in FlowPaths(self.network, self.flows).placed(self.spine):
+            for flow, path in zip(at.tolist(), links.tolist(), strict=True):
+                inner[flow] = path
         ends = self.flows.ends.tolist()
         has_path = ((self.height == 0) | (self.spine != UNPLACED)).tolist()
         return [[ends[flow][0], *inner[flow], ends[flow][1]] if has_path[flow] else [] for flow in range(len(ends))]
@@ -187,38 +184,36 @@ def plan_paths(
     network: Network, flows: Sequence[Flow], before: PathPlan | None = None, options: PlanOptions | None = None
 ) -> PathPlan:
     """Return a path for each flow; with a plan `before`, one that moves few of those that were in it."""
-    table = place_flows(network, flows)
-    return plan_table(network, table, before, options)
+    return plan_table(network, place_flows(network, flows), before, options)
 
 
 def plan_table(
     network: Network, flows: FlowTable, before: PathPlan | None = None, options: PlanOptions | None = None
 ) -> PathPlan:
-    options = options or PlanOptions()
+    """Return the same for flows that have their ports."""
     if before and before.network.topology is not network.topology and before.network.topology != network.topology:
         before = None  # its directed links are others
     paths = FlowPaths(network, flows)
     bound = find_bound(paths)
     if before is None:
-        repair = _plan_afresh(paths, bound, options)
+        repair = _plan_afresh(paths, bound)
         return PathPlan(network, flows, paths.height, repair.spine, repair.load, bound)
     spine, had_path = _carry_over(paths, before)
     spine[~paths.is_valid(spine)] = UNPLACED
     must_move = had_path - int((spine != UNPLACED).sum())
-    most_moves = min(int(options.most_moved * len(flows)), options.repair.most_moves)
-    repair = Repair(paths, spine, replace(options.repair, most_moves=most_moves))
-    _put_right(repair, bound, options.least_gain)
+    repair = Repair(paths, spine, int((options or PlanOptions()).most_moved * len(flows)))
+    _put_right(repair, bound, _LEAST_GAIN)
     return PathPlan(network, flows, paths.height, repair.spine, repair.load, bound, must_move, len(repair.moved))
 
 
-def _plan_afresh(paths: FlowPaths, bound: float, options: PlanOptions) -> Repair:
+def _plan_afresh(paths: FlowPaths, bound: float) -> Repair:
     """Return the better of two plans: from an even spread, and where that is not the best there is, flow by flow."""
     spine = spread_evenly(paths)
     spine[~paths.is_valid(spine)] = UNPLACED
-    spread = _put_right(Repair(paths, spine, options.repair), bound)
-    if len(paths.flows) > options.most_tried_twice or not len(_find_targets(spread, bound, spread.find_highest())):
+    spread = _put_right(Repair(paths, spine), bound)
+    if len(paths.flows) > _MOST_TRIED_TWICE or not len(_find_targets(spread, bound, spread.find_highest())):
         return spread
-    one_by_one = _put_right(Repair(paths, np.full(len(spine), UNPLACED), options.repair), bound)
+    one_by_one = _put_right(Repair(paths, np.full(len(spine), UNPLACED)), bound)
     return min(spread, one_by_one, key=Repair.find_highest)
 
 

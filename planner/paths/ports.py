@@ -96,7 +96,15 @@ def choose_ports(plan: PathPlan, catalogue: Catalogue, held: Mapping[str, int] |
     """Return a port for each flow of a plan, in its order; `held`: the port that a flow has now."""
     demands = list(_find_demands(plan))
     pool = _PortPool(catalogue, held or {}, demands)
-    return [_choose(demand, pool) for demand in demands]
+    choices = []
+    for demand in demands:
+        named, path = (demand.flow, *demand.ends, demand.links), pool.take(demand)
+        if path is None:
+            choices.append(PortChoice(*named, None, 0.0, *pool.explain(demand)))
+        else:
+            seen = f"port {path.sport} was seen to take this path"
+            choices.append(PortChoice(*named, path.sport, path.confidence, "", seen))
+    return choices
 
 
 def explain_ports(choices: Sequence[PortChoice]) -> list[str]:
@@ -147,9 +155,8 @@ def count_paths(network: Network) -> np.ndarray:
     A switch takes any of its cables, up and down, so paths multiply; a plan uses only some of them.
     """
     paths = np.zeros((len(network.leaves), len(network.leaves)), np.int64)
-    alive = network.gbps > 0
     for up_paths in network.up_paths:
-        usable = up_paths.exists & alive[up_paths.links].all(axis=2) & alive[up_paths.links ^ 1].all(axis=2)
+        usable = up_paths.usable(network.gbps > 0)
         seats: dict[str, list[int]] = defaultdict(list)  # several for a switch that is reached over several paths
         for seat, spine in enumerate(up_paths.spines):
             seats[spine.partition("#")[0]].append(seat)
@@ -229,14 +236,6 @@ def _find_demands(plan: PathPlan) -> Iterator[_Demand]:
     for flow, (out, into), links, height in rows:
         names = tuple(network.link_of(link) for link in links)
         yield _Demand(flow, (nic_of[out], nic_of[into ^ 1]), names, height)
-
-
-def _choose(demand: _Demand, pool: "_PortPool") -> PortChoice:
-    named = (demand.flow, *demand.ends, demand.links)
-    path = pool.take(demand)
-    if path is None:
-        return PortChoice(*named, None, 0.0, *pool.explain(demand))
-    return PortChoice(*named, path.sport, path.confidence, "", f"port {path.sport} was seen to take this path")
 
 
 class _PortPool:

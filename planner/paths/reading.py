@@ -7,7 +7,16 @@ import pyarrow as pa
 
 from lockstep.store.store import Store
 from lockstep.topology import TopologyIndex
-from planner.paths.catalogue import FOLDED, KEY, SILENT, Catalogue, Circumstances, build_catalogue, recall_catalogue
+from planner.paths.catalogue import (
+    FOLDED,
+    KEY,
+    MOST_AGE_S,
+    SILENT,
+    Catalogue,
+    Circumstances,
+    build_catalogue,
+    recall_catalogue,
+)
 from planner.paths.demand import KEY as CONNECTION
 from planner.paths.demand import SUMS, DemandFacts
 
@@ -110,6 +119,6 @@ def read_paths(store: Store, start_ns: int, end_ns: int) -> pa.Table:
 
 def read_catalogue(store: Store, now: Circumstances) -> Catalogue:
     """Return the catalogue as it is now, from all that was seen while entries are believed."""
-    start_ns = now.now_ns - int(now.options.most_age_s * 1e9)
+    start_ns = now.now_ns - int(MOST_AGE_S * 1e9)
     reported = recall_catalogue(read_paths(store, start_ns, now.now_ns), now)
     return build_catalogue(read_probes(store, start_ns, now.now_ns), now, reported)

@@ -18,16 +18,9 @@ import numpy as np
 from planner.paths.flow_paths import UNPLACED, FlowPaths, find_use
 
 _SLACK = 1e-9  # of a rate: sums of floats are no exact numbers
-
-
-@dataclass(frozen=True, slots=True)
-class RepairOptions:
-    """How hard to try."""
-
-    most_tried: int = 300  # flows in one search for a chain; found chains need few, and failures cost all of them
-    most_pushed: int = 4  # flows of one full link that are asked to make room for a certain one
-    most_asked: int = 64  # flows that are looked at for that: most may be too small to make enough
-    most_moves: int = 1 << 62  # flows that may move at all besides those that must
+_MOST_TRIED = 300  # flows in one search for a chain; found chains need few, and failures cost all of them
+_MOST_PUSHED = 4  # flows of one full link that are asked to make room for a certain one
+_MOST_ASKED = 64  # flows that are looked at for that: most may be too small to make enough
 
 
 @dataclass(slots=True)
@@ -36,7 +29,7 @@ class Repair:
 
     paths: FlowPaths
     spine: np.ndarray
-    options: RepairOptions = field(default_factory=RepairOptions)
+    most_moves: float = float("inf")  # flows that may move at all besides those that must
     load: np.ndarray = field(init=False)
     moved: set[int] = field(default_factory=set)
     _members: dict[int, dict[int, None]] = field(default_factory=dict)  # ordered, so that results are repeatable
@@ -74,23 +67,19 @@ class Repair:
 
     def _relieve(self, link: int, limit: np.ndarray) -> bool:
         while self.load[link] > limit[link]:
-            if len(self.moved) >= self.options.most_moves:
-                return False
-            if not self._find_chain(self._find_starts(link), link, limit):
+            if len(self.moved) >= self.most_moves or not self._find_chain(link, limit):
                 return False
         return True
 
-    def _find_starts(self, link: int) -> list[int]:
-        """Return flows of a link that may leave it: the newest of those that are equal in size and leaves."""
+    def _find_chain(self, link: int, limit: np.ndarray) -> bool:
+        """Move one flow off a link, and others to make room for it; return whether that was possible."""
         near, far, size = self.paths.flows.near, self.paths.flows.far, self.paths.flows.size
-        return list({(near[flow], far[flow], size[flow]): flow for flow in self._members[link]}.values())
-
-    def _find_chain(self, starts: list[int], link: int, limit: np.ndarray) -> bool:
-        """Move one of some flows off a link, and others to make room for it; return whether that was possible."""
+        # Of flows that are equal in size and leaves, only the newest is tried.
+        starts = list({(near[flow], far[flow], size[flow]): flow for flow in self._members[link]}.values())
         pushed_by: dict[int, tuple[int, int] | None] = dict.fromkeys(starts)  # who pushes it, and onto which spine
         waiting = deque((flow, link) for flow in starts)
         tried = 0
-        while waiting and tried < self.options.most_tried:
+        while waiting and tried < _MOST_TRIED:
             flow, off = waiting.popleft()
             tried += 1
             spines, links, is_full = self._find_candidates(flow, off, limit)
@@ -125,9 +114,9 @@ class Repair:
         for index in np.flatnonzero(is_full.sum(axis=1) == 1).tolist():
             full = int(links[index][is_full[index]][0])
             needed = self.load[full] + size[flow] - limit[full]
-            there = islice(self._members.get(full, ()), self.options.most_asked)
+            there = islice(self._members.get(full, ()), _MOST_ASKED)
             fitting = (other for other in there if size[other] >= needed and other != flow)
-            for other in islice(fitting, self.options.most_pushed):
+            for other in islice(fitting, _MOST_PUSHED):
                 yield other, int(spines[index]), full
 
     def _carry_out(
@@ -143,7 +132,7 @@ class Repair:
             entered += self._move(flow, spine)
             step = pushed_by[flow]
         moved = self.moved.union(flow for flow, _ in done)
-        if (self.load[entered] <= limit[entered]).all() and len(moved) <= self.options.most_moves:
+        if (self.load[entered] <= limit[entered]).all() and len(moved) <= self.most_moves:
             self.moved = moved
             return True
         for back, was in reversed(done):
@@ -177,11 +166,7 @@ class Repair:
         """Note who is on which link, once."""
         if self._members:
             return
-        for level in range(1, len(self.paths.network.up_paths) + 1):
-            at = np.flatnonzero((self.paths.height == level) & (self.spine != UNPLACED))
-            if not len(at):
-                continue
-            links = self.paths.links_of(at, self.spine[at])
+        for at, links in self.paths.placed(self.spine):
             for flow, path in zip(at.tolist(), links.tolist(), strict=True):
                 for link in path:
                     self._members.setdefault(link, {})[flow] = None

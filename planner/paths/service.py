@@ -23,7 +23,7 @@ from planner.paths.catalogue import Catalogue, Circumstances, doubt_changed, key
 from planner.paths.demand import Demand, find_demand
 from planner.paths.flows import find_unfit
 from planner.paths.forecast import Pace, compare_paces, predict_paces, read_paces
-from planner.paths.health import Change, Evidence, LinkHealth, Parts, judge_topology, judge_verdict
+from planner.paths.health import Change, Evidence, LinkHealth, judge_topology, judge_verdict, name_parts
 from planner.paths.network import Network, build_intact, find_directed_links, with_rates
 from planner.paths.planning import PathPlan, plan_paths
 from planner.paths.ports import PortChoice, choose_ports, explain_ports, request_probes
@@ -78,7 +78,7 @@ class PathService:
         self, store: Store, control: ControlDatabase, topology: Topology, options: PathServiceOptions | None = None
     ) -> None:
         self._store, self._control = store, control
-        self._topology, self._index, self._parts = topology, TopologyIndex(topology), Parts(topology)
+        self._topology, self._index, self._parts = topology, TopologyIndex(topology), name_parts(topology)
         self._version: int | None = None  # of the topology that was the newest at the last look
         self._network = build_intact(topology)  # what is down is known by its weight
         self._options = options or PathServiceOptions()
@@ -113,11 +113,7 @@ class PathService:
 
     def _evaluate_links(self, now_ns: int) -> list[Change]:
         """Take in what incidents, the published topology and traffic say of links."""
-        evidence = [
-            *self._judge_verdicts(now_ns),
-            *self._judge_topology(now_ns),
-            *self._judge_traffic(now_ns),
-        ]
+        evidence = [*self._judge_verdicts(now_ns), *self._judge_topology(now_ns), *self._judge_traffic(now_ns)]
         self._health, changes = self._health.observe(evidence, now_ns)
         # A link that is only slower is still hashed upon: the ports of others stay where they are.
         flipped = {change.link: change.ts_ns for change in changes if 0.0 in (change.before, change.after)}
@@ -233,18 +229,12 @@ class PathService:
 
     def _detail_request(self, ports: Sequence[PortChoice], now_ns: int) -> None:
         """Ask hosts to probe for ports that are missing."""
-        if self._plan is None:
-            return
-        for request in request_probes(self._plan, ports, self._seen.catalogue)[: self._options.most_detail_requests]:
-            name = f"paths/{request.src}/{request.src_nic}/{request.dst}/{request.dst_nic}/{request.sport}"
-            expires_ns = now_ns + int(self._options.detail_request_s * NS_PER_S)
-            add_detail_requests(
-                self._control,
-                DetailRequest(
-                    id=name, host=request.src, kind="probe", details=request.details, expires_ns=expires_ns
-                ),
-                now_ns=now_ns,
-            )
+        assert self._plan is not None
+        expires_ns = now_ns + int(self._options.detail_request_s * NS_PER_S)
+        for probe in request_probes(self._plan, ports, self._seen.catalogue)[: self._options.most_detail_requests]:
+            name = f"paths/{probe.src}/{probe.src_nic}/{probe.dst}/{probe.dst_nic}/{probe.sport}"
+            asked = DetailRequest(id=name, host=probe.src, kind="probe", details=probe.details, expires_ns=expires_ns)
+            add_detail_requests(self._control, asked, now_ns=now_ns)
 
     def _summarise(self, now_ns: int, ports: Sequence[PortChoice], changes: Sequence[Change]) -> PathSummary:
         assert self._plan is not None

@@ -26,6 +26,8 @@ from planner.paths.planning import PathPlan
 
 _LEAST_LEFT = 0.1  # of a congested link: it works, and other traffic gives way when ours comes
 _FULL = 0.9  # of its rate: beyond, a link is full, and below, what others leave is worth a plan
+_LASTING_S = 15.0  # before traffic is a stranger's: a new job's flows are read every 10 s, its rows 5 s under way
+_MARGIN = 0.2  # by which our own flows may grow before that is worth a plan by itself
 
 # Readings of one asker, oldest first; two readings of one moment count as a millisecond apart. The rates between them
 # are those of lately, after `turn`, and those of before; -1: there are none.
@@ -49,14 +51,6 @@ _SIDES = ("now", "least", "before")
 _RATES = tuple(f"{side}_{when}" for side in ("tx", "rx") for when in _SIDES)
 
 
-@dataclass(frozen=True, slots=True)
-class TrafficOptions:
-    """When traffic is taken for a stranger's."""
-
-    lasting_s: float = 15.0  # flows of a new job are read every 10 s, and their rows are 5 s under way
-    margin: float = 0.2  # by which our own flows may grow before that is worth a plan by itself
-
-
 @dataclass(frozen=True)
 class Expected:
     """What each directed link carries by the plan, in Gbit/s."""
@@ -74,10 +68,10 @@ class Carried:
     before: np.ndarray  # at most, earlier than that
 
 
-def read_traffic(store: Store, start_ns: int, end_ns: int, options: TrafficOptions | None = None) -> pa.Table:
+def read_traffic(store: Store, start_ns: int, end_ns: int) -> pa.Table:
     """Return the rates of all ports of switches that were read at least twice in a time."""
-    lasting_ns = int((options or TrafficOptions()).lasting_s * NS_PER_S)
-    rates = store.query(_READ, {"start": start_ns, "end": end_ns, "lasting": lasting_ns})
+    window = {"start": start_ns, "end": end_ns, "lasting": int(_LASTING_S * NS_PER_S)}
+    rates = store.query(_READ, window)
     return rates.rename_columns(["switch", "port", *_RATES])
 
 
@@ -91,16 +85,15 @@ def expect_loads(plan: PathPlan, flows: Sequence[Flow]) -> Expected:
 class TrafficJudge:
     """Knows which directed link a port sends over, and which directed links share a border."""
 
-    def __init__(self, network: Network, options: TrafficOptions | None = None) -> None:
-        self._network, self._options = network, options or TrafficOptions()
+    def __init__(self, network: Network) -> None:
+        self._network = network
         self._links = _find_ends(network.topology)
         self._rates = np.repeat([link.gbps for link in network.topology.links], 2)
         self._borders = _find_borders(network)
 
     def judge(self, readings: pa.Table, planned: Expected, health: LinkHealth, now_ns: int) -> list[Evidence]:
         """Return what strangers leave: of all links that they fill, and of those known to be ill."""
-        carried = gather(readings, self._links, len(self._rates))
-        strange = self.find_strangers(carried, planned)
+        strange = self._find_strangers(_gather(readings, self._links, len(self._rates)), planned)
         left = np.maximum(1 - strange / self._rates, _LEAST_LEFT)
         left[~self._network.fabric] = 1.0
         return [
@@ -114,7 +107,7 @@ class TrafficJudge:
             if share < _FULL or link.id in health.links
         ]
 
-    def find_strangers(self, carried: Carried, planned: Expected) -> np.ndarray:
+    def _find_strangers(self, carried: Carried, planned: Expected) -> np.ndarray:
         """Return the Gbit/s of each directed link that cannot be ours."""
         is_full = carried.now >= _FULL * self._rates
         peak = np.minimum(planned.peak, self._rates)
@@ -133,16 +126,16 @@ class TrafficJudge:
         carried, inside, excess = np.maximum(carried, 0.0), self._borders != NONE, np.zeros(len(carried))
         at = self._borders[inside]
         sums = [np.bincount(at, some[inside], minlength=1) for some in (carried, planned)]
-        crossing, mine = self._subtract(*sums)[at], self._subtract(carried[inside], planned[inside])
+        crossing, mine = _subtract(*sums)[at], _subtract(carried[inside], planned[inside])
         excess[inside] = np.minimum(crossing, mine)
         return excess
 
-    def _subtract(self, carried: np.ndarray, planned: np.ndarray) -> np.ndarray:
-        beyond: np.ndarray = np.where(carried > (1 + self._options.margin) * planned, carried - planned, 0.0)
-        return beyond
+
+def _subtract(carried: np.ndarray, planned: np.ndarray) -> np.ndarray:
+    return np.where(carried > (1 + _MARGIN) * planned, carried - planned, 0.0)
 
 
-def gather(readings: pa.Table, links: Mapping[tuple[str, str], int], count: int) -> Carried:
+def _gather(readings: pa.Table, links: Mapping[tuple[str, str], int], count: int) -> Carried:
     """Return what each directed link carries by the ports at its ends: an end that counts nothing hides nothing."""
     ends = zip(readings["switch"].to_pylist(), readings["port"].to_pylist(), strict=True)
     out = np.array([links.get(end, NONE) for end in ends], np.int64)
@@ -169,7 +162,7 @@ def _find_borders(network: Network) -> np.ndarray:
     """Return a number for each link, equal where links lead out of, or into, the same leaf or pod."""
     borders, count = np.full(network.directed_links, NONE), 0
     for level, up_paths in enumerate(network.up_paths):
-        part = network.up_paths[level - 1].joined if level else np.arange(len(network.leaves))
+        part = network.joined_below(level)
         leaf, spine = np.nonzero(up_paths.exists)
         upward = up_paths.links[leaf, spine, level]
         borders[upward], borders[upward ^ 1] = count + 2 * part[leaf], count + 2 * part[leaf] + 1

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 
 from planner.pipeline.schedule import RELEASING, Kind, Op, Schedule, Shape, Times, Worker, find_load
 
@@ -19,22 +19,18 @@ def find_faults(schedule: Schedule, memory: Sequence[int] | int | None = None) -
     `memory` is how many micro-batches a worker may hold at a time, of all stages or of each.
     """
     by_cell: dict[Cell, dict[Kind, Op]] = defaultdict(dict)
-    for ops in schedule.ops.values():
-        for op in ops:
-            by_cell[op.pipeline, op.micro_batch, op.stage][op.kind] = op
+    done: list[tuple[Kind, int, int, int]] = []
+    for op in (op for ops in schedule.ops.values() for op in ops):
+        by_cell[op.pipeline, op.micro_batch, op.stage][op.kind] = op
+        done.append((op.kind, op.pipeline, op.micro_batch, op.stage))
     return [
-        *_check_count(schedule),
+        *(f"{what} is done {times} times" for what, times in Counter(done).items() if times > 1),
         *_check_workers(schedule),
         *_check_cells(schedule, by_cell),
         *_check_order(schedule, by_cell),
         *_check_overlap(schedule),
         *_check_memory(schedule, memory),
     ]
-
-
-def _check_count(schedule: Schedule) -> Iterator[str]:
-    ops = [(op.kind, op.pipeline, op.micro_batch, op.stage) for some in schedule.ops.values() for op in some]
-    yield from (f"{what} is done {times} times" for what, times in Counter(ops).items() if times > 1)
 
 
 def _check_workers(schedule: Schedule) -> Iterator[str]:
@@ -50,12 +46,7 @@ def _check_workers(schedule: Schedule) -> Iterator[str]:
 
 def _check_cells(schedule: Schedule, by_cell: Mapping[Cell, Mapping[Kind, Op]]) -> Iterator[str]:
     shape = schedule.shape
-    wanted = {
-        (pipeline, micro_batch, stage)
-        for pipeline in range(shape.pipelines)
-        for micro_batch in range(shape.micro_batches)
-        for stage in range(shape.stages)
-    }
+    wanted = set(product(range(shape.pipelines), range(shape.micro_batches), range(shape.stages)))
     yield from (f"{index} is not part of the step" for index in by_cell.keys() - wanted)
     for index in wanted:
         ops = by_cell.get(index, {})
@@ -159,6 +150,36 @@ def closed_form(shape: Shape, times: Times, failed: Collection[Worker]) -> float
     slowest = max(times.work(stage) for stage in range(shape.stages))
     loads = [find_load(shape, failed, stage) * times.work(stage) for stage in range(shape.stages)]
     return max((shape.micro_batches + shape.stages - 1) * slowest, *loads)
+
+
+Split = tuple[int, ...]  # failed workers of each stage
+
+
+def spread_failures(shape: Shape, times: Times, failures: int) -> Split | None:
+    """Return the split of so many failures with the least period; None where no stage could keep a copy.
+
+    One more failure only adds to one stage, so that plans for n and n - 1 failures differ in one place.
+    """
+    split = (0,) * shape.stages
+    for _ in range(failures):
+        open_to = [stage for stage in range(shape.stages) if split[stage] < shape.pipelines - 1]
+        if not open_to:
+            return None
+        more = [(*split[:stage], split[stage] + 1, *split[stage + 1 :]) for stage in open_to]
+        split = min(more, key=lambda one: _rank_split(shape, times, one))
+    return split
+
+
+def place_failures(split: Split) -> frozenset[Worker]:
+    """Return failed workers in places that stand for all with this split: in turn over the pipelines."""
+    return frozenset(Worker(number, stage) for stage, lost in enumerate(split) for number in range(lost))
+
+
+def _rank_split(shape: Shape, times: Times, split: Split) -> tuple[float, float]:
+    """Return the work of the busiest stage that has lost somebody, then the least period."""
+    failed = place_failures(split)
+    loads = [find_load(shape, failed, stage) * times.work(stage) for stage, lost in enumerate(split) if lost]
+    return max(loads), find_bound(shape, times, failed, is_decoupled=True).period
 
 
 @dataclass(frozen=True, slots=True)

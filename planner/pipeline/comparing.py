@@ -26,20 +26,16 @@ def compare(shape: Shape, times: Times, failed: Collection[Worker], memory: int 
     """Return what a step takes without failures, and with them in each way; memory limits only what is re-routed."""
     plain = ScheduleOptions(is_decoupled=False, is_staggered=False, memory=memory, keeps_order=True)
     one_makespan = ScheduleOptions(is_staggered=False, memory=memory)
+    whole = shape.pipelines - len({worker.pipeline for worker in failed})
     return Comparison(
         fault_free=_one_pipeline(shape, times, shape.micro_batches),
         coupled=plan_schedule(shape, times, failed, plain),
         decoupled=plan_schedule(shape, times, failed, one_makespan),
         staggered=plan_schedule(shape, times, failed, ScheduleOptions(memory=memory)),
-        dropped=_drop(shape, times, failed),
+        dropped=_one_pipeline(shape, times, -(-shape.micro_batches * shape.pipelines // whole)) if whole else None,
         bound=find_bound(shape, times, failed, is_decoupled=True),
         promised=closed_form(shape, times, failed),
     )
-
-
-def _drop(shape: Shape, times: Times, failed: Collection[Worker]) -> float | None:
-    whole = shape.pipelines - len({worker.pipeline for worker in failed})
-    return _one_pipeline(shape, times, -(-shape.micro_batches * shape.pipelines // whole)) if whole else None
 
 
 def _one_pipeline(shape: Shape, times: Times, micro_batches: int) -> float:
@@ -73,11 +69,8 @@ def draw_schedule(schedule: Schedule, title: str) -> str:
     Colours are told apart by colour-blind people too (Okabe and Ito), have letters on them, and stand on a background
     of their own, so that the picture is readable on light and dark pages.
     """
-    workers = [
-        Worker(pipeline, stage)
-        for stage in range(schedule.shape.stages)
-        for pipeline in range(schedule.shape.pipelines)
-    ]
+    shape = schedule.shape
+    workers = [Worker(pipeline, stage) for stage in range(shape.stages) for pipeline in range(shape.pipelines)]
     scale = _find_scale(schedule)
     width, height = _LEFT + schedule.makespan * scale + 20, _TOP + len(workers) * _ROW + 34
     size = f'width="{width:.0f}" height="{height}" viewBox="0 0 {width:.0f} {height}"'
@@ -101,9 +94,7 @@ def draw_schedule(schedule: Schedule, title: str) -> str:
 def describe(schedule: Schedule) -> str:
     """Return the picture in words, for those who do not see it."""
     shape = schedule.shape
-    gone = (
-        ", ".join(f"pipeline {worker.pipeline} stage {worker.stage}" for worker in sorted(schedule.failed)) or "none"
-    )
+    gone = ", ".join(f"pipeline {pipeline} stage {stage}" for pipeline, stage in sorted(schedule.failed)) or "none"
     return (
         f"{shape.pipelines} pipelines of {shape.stages} stages with {shape.micro_batches} micro-batches each; "
         f"failed workers: {gone}; all work ends after {schedule.makespan:g}, "

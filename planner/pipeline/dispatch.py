@@ -77,21 +77,14 @@ class Dispatch:
 
     @property
     def period(self) -> float:
-        stages = [
-            [begun for begun in self._begun[stage :: self.shape.stages] if begun]
-            for stage in range(self.shape.stages)
-        ]
-        return max(
-            max(self._end(begun[-1]) for begun in stage) - min(begun[0].start for begun in stage) for stage in stages
-        )
+        by_stage = (filter(None, self._begun[stage :: self.shape.stages]) for stage in range(self.shape.stages))
+        spans = ([(begun[0].start, self._end(begun[-1])) for begun in stage] for stage in by_stage)
+        return max(max(end for _, end in stage) - min(start for start, _ in stage) for stage in spans)
 
     def to_schedule(self) -> Schedule:
         """Return the schedule with every piece of work by name."""
-        ops = {
-            Worker(*divmod(number, self.shape.stages)): tuple(map(self._name, begun))
-            for number, begun in enumerate(self._begun)
-            if Worker(*divmod(number, self.shape.stages)) not in self.failed
-        }
+        by_worker = ((Worker(*divmod(number, self.shape.stages)), begun) for number, begun in enumerate(self._begun))
+        ops = {worker: tuple(map(self._name, begun)) for worker, begun in by_worker if worker not in self.failed}
         return Schedule(self.shape, self.times, self.failed, ops)
 
     def _end(self, begun: _Begun) -> float:
@@ -110,12 +103,11 @@ class Dispatch:
         self._doer: list[int] = []
         self._priority: list[int] = []
         shape = self.shape
-        for pipeline in range(shape.pipelines):
-            for micro_batch in range(shape.micro_batches):
-                for stage in range(shape.stages):
-                    is_guest = Worker(pipeline, stage) in self.failed
-                    self._doer.append(-1 if is_guest else pipeline * shape.stages + stage)
-                    self._priority.append(self._find_priority(pipeline, micro_batch, is_guest))
+        sizes = (shape.pipelines, shape.micro_batches, shape.stages)
+        for pipeline, micro_batch, stage in product(*map(range, sizes)):
+            is_guest = Worker(pipeline, stage) in self.failed
+            self._doer.append(-1 if is_guest else pipeline * shape.stages + stage)
+            self._priority.append(self._find_priority(pipeline, micro_batch, is_guest))
 
     def _find_priority(self, pipeline: int, micro_batch: int, is_guest: bool) -> int:
         age = 2 * micro_batch
@@ -165,7 +157,10 @@ class Dispatch:
             self._room[worker] -= 1
             if self._doer[item] < 0:
                 self._take_guest(worker, item)
-        self._begin(worker, kind, item)
+        begun = _Begun(kind, item, self._timestamp)
+        self._is_free[worker] = False
+        self._begun[worker].append(begun)
+        heappush(self._events, (self._end(begun), kind, item))
 
     def _choose_kind(self, worker: int) -> int | None:
         backs, weights = self._queues[_BACK][worker], self._queues[_WEIGHT][worker]
@@ -191,12 +186,6 @@ class Dispatch:
         self._left[worker] -= 1
         if self._left[worker] < 0:
             self._more[worker % self.shape.stages] -= 1
-
-    def _begin(self, worker: int, kind: int, item: int) -> None:
-        begun = _Begun(kind, item, self._timestamp)
-        self._is_free[worker] = False
-        self._begun[worker].append(begun)
-        heappush(self._events, (self._end(begun), kind, item))
 
     def _advance(self) -> None:
         """Go to the next moment at which something ends or arrives, and take note of all that does."""

@@ -1,5 +1,8 @@
 """Groups share the ranks; channels visit every member once and leave and enter hosts by the NICs of their GPUs."""
 
+from itertools import product
+from typing import get_args
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -91,14 +94,10 @@ def test_channels_stay_on_their_plane_and_large_worlds_are_laid_out_like_small_o
 LAYOUTS = [Layout(tp=4), Layout(tp=2, pp=2), Layout(tp=2, cp=2, pp=2), Layout(ep=4), Layout(tp=2, ep=2, pp=2)]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("kind", ["world", "tp", "cp", "dp", "pp", "ep"])
-def test_groups_of_a_kind_have_every_rank_once(layout: Layout, kind: GroupKind) -> None:
-    groups = place_ranks(scenario(job=JobShape(layout=layout))).groups(kind)
-    assert sorted(groups.ravel().tolist()) == list(range(16))
-
-
-def test_groups_count_tp_first_and_pp_last_as_megatron_does_and_meet_in_one_rank() -> None:
+def test_groups_have_every_rank_once_count_tp_first_and_pp_last_as_megatron_does_and_meet_in_one_rank() -> None:
+    for layout, kind in product(LAYOUTS, get_args(GroupKind)):
+        groups = place_ranks(scenario(job=JobShape(layout=layout))).groups(kind)
+        assert sorted(groups.ravel().tolist()) == list(range(16))
     placement = place_ranks(scenario(job=JobShape(layout=Layout(tp=2, cp=2, pp=2))))
     assert placement.layout == (2, 2, 2, 2, 1)
     assert placement.groups("tp")[0].tolist() == [0, 1]
@@ -143,12 +142,12 @@ def test_1f1b_does_every_batch_once_each_way_in_order_and_keeps_few_open(stages:
                 assert when[stage - 1, batch, False] > when[stage, batch, False]
             assert when[stage, batch, False] > when[stage, batch, True]
     opened = [0] * stages
-    for tasks in one_forward_one_backward(stages, batches):
+    for tasks in rounds:
         for stage, _, forward in tasks:
             opened[stage] += 1 if forward else -1
             assert opened[stage] <= stages - stage
     assert opened == [0] * stages
-    assert len(one_forward_one_backward(stages, batches)) == 2 * (stages - 1) + 2 * batches
+    assert len(rounds) == 2 * (stages - 1) + 2 * batches
 
 
 def test_collectives_run_in_all_groups_of_a_kind_and_an_exchange_is_one() -> None:
@@ -199,10 +198,3 @@ def test_where_groups_cross_in_one_rank_two_of_four_swap_them() -> None:
     data = {rank: set(row.tolist()) for row in placement.groups("dp") for rank in row.tolist()}
     (one,), (other,) = tensor[5] & data[10], data[5] & tensor[10]
     assert len({5, one, 10, other}) == 4
-
-
-@pytest.mark.parametrize("times", [1, 3])
-def test_step_without_a_told_sequence_computes_and_reduces_its_buckets(times: int) -> None:
-    job = JobShape(compute_ms=50.0, allreduce_mb=(4,) * times)
-    waves = plan_step(job.steps, job, place_ranks(scenario(job=job)))
-    assert [type(wave) for wave in waves] == [Compute] + [Collective] * times

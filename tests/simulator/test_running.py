@@ -81,12 +81,13 @@ def test_slow_gpu_delays_its_tensor_group_first_and_theirs_after_it_and_a_slow_n
 
 
 def test_slow_gpu_of_a_pipeline_delays_the_stages_after_it_and_a_slow_nic_one_direction() -> None:
-    job = JobShape(
-        layout=Layout(pp=4), micro_batches=1, step=(Doing(do="pipeline", ms=20.0, backward_ms=20.0, mb=1),)
-    )
     shape = cluster(gpus_per_host=1, nics_per_host=1)
+    small, large = (
+        JobShape(layout=Layout(pp=4), micro_batches=1, step=(Doing(do="pipeline", ms=20.0, backward_ms=20.0, mb=mb),))
+        for mb in (1, 64)
+    )
     healthy, slowed = (
-        first_step(scenario(*faults, job=job, cluster=shape)) for faults in ((), (slow("gpu:h1/0", 0.5),))
+        first_step(scenario(*faults, job=small, cluster=shape)) for faults in ((), (slow("gpu:h1/0", 0.5),))
     )
     later = [
         (operation.func, int(operation.rank[0]), float((operation.end - before.end)[0]))
@@ -96,11 +97,7 @@ def test_slow_gpu_of_a_pipeline_delays_the_stages_after_it_and_a_slow_nic_one_di
     delays = {(rank, number): delay for number, (_, rank, delay) in enumerate(later)}
     assert list(delays) == [(1, 0), (2, 1), (3, 2), (2, 3), (1, 4), (0, 5)]
     assert [round(delay / 1e6) for delay in delays.values()] == [0, 20, 20, 20, 20, 40]
-    job = JobShape(
-        layout=Layout(pp=4), micro_batches=1, step=(Doing(do="pipeline", ms=20.0, backward_ms=20.0, mb=64),)
-    )
-    shape = cluster(gpus_per_host=1, nics_per_host=1)
-    found = first_step(scenario(slow("nic:h2/eth0", 0.1, side="rx"), job=job, cluster=shape))
+    found = first_step(scenario(slow("nic:h2/eth0", 0.1, side="rx"), job=large, cluster=shape))
     wire = {
         (int(sent.rank[0]), int(sent.peer[0])): float(sent.transfers.wire[0])
         for sent in found

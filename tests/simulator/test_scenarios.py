@@ -1,7 +1,7 @@
 """The scenarios that come with Lockstep cover what it claims to find, and what they call right can be right."""
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import resources
 
 import pytest
@@ -11,6 +11,7 @@ from lockstep.topology import gpu_name, host_name, link_name, nic_name, switch_n
 from simulator.faults import Fault
 from simulator.scenario import (
     BENIGN,
+    ClusterShape,
     Expectation,
     Scenario,
     build_topology,
@@ -75,20 +76,21 @@ def right_names(right: Expectation) -> set[str]:
     return {right.component, *right.also_right}
 
 
-def parts_of(scenario: Scenario) -> set[str]:
-    """Return all names that a verdict on the scenario could blame, pairs between NICs of different hosts apart."""
-    topology = build_topology(scenario.cluster)
+@cache
+def parts_of(cluster: ClusterShape) -> frozenset[str]:
+    """Return all parts that a verdict could blame on a cluster, pairs between NICs of different hosts apart."""
+    topology = build_topology(cluster)
     hosts = topology.hosts
     gpus = [gpu_name(host.id, gpu.index) for host in hosts for gpu in host.gpus]
-    return {
-        f"job:{scenario.name}",
-        *(f"rank:{rank}" for rank in range(scenario.ranks)),
+    names = (
+        *(f"rank:{rank}" for rank in range(cluster.hosts * cluster.gpus_per_host)),
         *(host_name(host.id) for host in hosts),
         *(nic_name(host.id, nic.id) for host in hosts for nic in host.nics),
         *(kind + gpu.removeprefix("gpu") for gpu in gpus for kind in ("gpu", "pcie", "nvlink")),
         *(switch_name(switch.id) for switch in topology.switches),
         *(link_name(link) for link in topology.links),
-    }
+    )
+    return frozenset(names)
 
 
 def wire_ends(name: str) -> tuple[str, str] | None:
@@ -126,11 +128,10 @@ def test_scenario_is_there_at_a_size_that_the_testbed_can_carry() -> None:
 
 
 def test_no_name_is_told_twice() -> None:
-    files = [
-        file for file in resources.files("simulator").joinpath("scenarios").iterdir() if file.name != "shapes.toml"
-    ]
-    told = [parse_family(file.read_text("utf-8"), file.name.removesuffix(".toml")) for file in files]
-    assert sorted(scenario.name for family in told for scenario in family) == [each.name for each in SCENARIOS]
+    folder = resources.files("simulator").joinpath("scenarios")
+    files = {file.name.removesuffix(".toml"): file for file in folder.iterdir() if file.name != "shapes.toml"}
+    told = [scenario.name for name, file in files.items() for scenario in parse_family(file.read_text("utf-8"), name)]
+    assert sorted(told) == [each.name for each in SCENARIOS]
 
 
 # What they tell.
@@ -140,16 +141,12 @@ def test_scenario_is_complete_long_enough_quick_to_simulate_and_breaks_after_a_b
     for scenario in SCENARIOS:
         assert "{" not in scenario.summary
         assert not [name for right in scenario.expect for name in right_names(right) if "{" in name]
-    for scenario in SCENARIOS:
         assert 60 <= scenario.duration_s <= 120
         assert scenario.ranks <= 64
         assert all(fault.at_s < scenario.duration_s for fault in scenario.timeline)
-    for scenario in SCENARIOS:
         from_the_start = scenario.family in ("from-the-start", "spare-joins")
         assert all(fault.at_s >= 20 or (from_the_start and fault.at_s == 0) for fault in failures(scenario))
-    for scenario in SCENARIOS:
-        if scenario.expect:
-            assert any(is_twin(other, scenario) for other in SCENARIOS)
+        assert not scenario.expect or any(is_twin(other, scenario) for other in SCENARIOS)
 
 
 def is_twin(other: Scenario, scenario: Scenario) -> bool:
@@ -189,27 +186,21 @@ def test_mild_is_milder_than_strong_and_otherwise_the_same() -> None:
 def test_expected_verdicts_name_what_breaks_and_nothing_else() -> None:
     for scenario in SCENARIOS:
         assert bool(scenario.expect) == bool(failures(scenario))
-    for scenario in SCENARIOS:
         named = {name for right in scenario.expect for name in right_names(right)}
         for fault in failures(scenario):
             is_software = fault.effect in ("mismatched", "deadlocked") or fault.part == "fabric"
             assert (f"job:{scenario.name}" if is_software else fault.part) in named
-    for scenario in SCENARIOS:
-        parts = parts_of(scenario)
-        for name in {name for right in scenario.expect for name in right_names(right)}:
-            ends = wire_ends(name)
-            assert set(ends or (name,)) <= parts
+        parts = parts_of(scenario.cluster) | {f"job:{scenario.name}"} if named else set()
+        assert all(set(wire_ends(name) or (name,)) <= parts for name in named)
 
 
 def test_expected_class_and_side_fit_the_part_that_broke() -> None:
-    for right in (right for scenario in SCENARIOS for right in scenario.expect):
-        assert right.component.partition(":")[0] in BLAMED[right.fault_class]
-    for right in (right for scenario in SCENARIOS for right in scenario.expect):
-        for sender, receiver in filter(None, map(wire_ends, right.also_right)):
-            assert right.component == {"tx": sender, "rx": receiver}[right.side or "tx"]
-            assert sender.split("/")[0] != receiver.split("/")[0]
     for scenario in SCENARIOS:
         for right in scenario.expect:
+            assert right.component.partition(":")[0] in BLAMED[right.fault_class]
+            for sender, receiver in filter(None, map(wire_ends, right.also_right)):
+                assert right.component == {"tx": sender, "rx": receiver}[right.side or "tx"]
+                assert sender.split("/")[0] != receiver.split("/")[0]
             sides = {fault.side for fault in failures(scenario) if fault.part in right_names(right)}
             assert sides <= {right.side}
 
@@ -221,9 +212,8 @@ def test_expected_verdict_can_come_in_time_before_the_fault_heals_or_anything_ti
             begin = right.after_s if right.after_s is not None else scenario.breaks_at_s
             assert begin is not None
             assert begin + right.within_s <= min([scenario.duration_s, *heals])
-    for right in (right for scenario in SCENARIOS for right in scenario.expect):
-        if right.fault_class in ("comm_hang", "noncomm_hang", "crash"):
-            assert right.within_s <= 15  # IB gives up after some 30 s, NCCL's watchdog after minutes
+            if right.fault_class in ("comm_hang", "noncomm_hang", "crash"):
+                assert right.within_s <= 15  # IB gives up after some 30 s, NCCL's watchdog after minutes
 
 
 # What the simulator makes of them.

@@ -21,6 +21,8 @@ from tests.simulator.build import cluster, joined, scenario, slow
 
 NOISY = scenario(slow("nic:h1/eth0", 0.5, at_s=1.0), noise=Noise())
 SECONDS = 3
+LOOKS = 6
+SELDOM = JobShape(compute_ms=200.0, allreduce_mb=(64, 32))  # few operations, for tests that look at seconds
 
 
 @lru_cache(maxsize=16)
@@ -51,8 +53,8 @@ def test_all_rows_are_sound_and_none_comes_twice(rows: Rows) -> None:
 def test_rows_are_those_of_the_seed_however_often_they_are_asked_for(rows: Rows) -> None:
     again = advanced.__wrapped__(NOISY, range(1, SECONDS + 1))
     assert {name: table.equals(again[name]) for name, table in rows.items()} == dict.fromkeys(rows, True)
-    other = advanced(NOISY, range(1, SECONDS + 1), seed=2)
-    assert not other["collectives"].equals(rows["collectives"])
+    other = advanced(NOISY, (0.2,), seed=2)["collectives"]
+    assert not other.equals(rows["collectives"].slice(0, other.num_rows))
     often = advanced(NOISY, tuple(np.linspace(0.1, SECONDS, 30)))
     for name in ("collectives", "transfers", "comms"):
         assert often[name].equals(rows[name]), name
@@ -60,20 +62,20 @@ def test_rows_are_those_of_the_seed_however_often_they_are_asked_for(rows: Rows)
         assert sorted(map(repr, often[name].to_pylist())) == sorted(map(repr, rows[name].to_pylist())), name
 
 
-@pytest.mark.parametrize("name", ["op_stats", "transfer_stats"])
-def test_statistics_are_the_folded_rows(name: str, rows: Rows) -> None:
+def test_statistics_are_the_folded_rows(rows: Rows) -> None:
     until_ns = T0 + SECONDS * NS_PER_S
     operations, transfers = rows["collectives"], rows["transfers"]
-    folded = {
-        "op_stats": fold_operations(operations, 0, until_ns),
-        "transfer_stats": fold_transfers(transfers, operations, 0, until_ns),
-    }[name]
-    assert sorted(map(repr, rows[name].to_pylist())) == sorted(map(repr, folded.to_pylist()))
-    assert sorted(set(rows[name]["ts_ns"].to_pylist())) == [T0 + second * NS_PER_S for second in range(SECONDS)]
+    for name, folded in (
+        ("op_stats", fold_operations(operations, 0, until_ns)),
+        ("transfer_stats", fold_transfers(transfers, operations, 0, until_ns)),
+    ):
+        assert sorted(map(repr, rows[name].to_pylist())) == sorted(map(repr, folded.to_pylist()))
+        assert sorted(set(rows[name]["ts_ns"].to_pylist())) == [T0 + second * NS_PER_S for second in range(SECONDS)]
 
 
 def test_watermark_is_kept_and_nothing_new_is_nothing() -> None:
-    telemetry = SimulatedTelemetry(Simulation(NOISY, 1), Identity(job="j1", start_ns=T0 + 5))
+    told = scenario(job=SELDOM, noise=Noise())
+    telemetry = SimulatedTelemetry(Simulation(told, 1), Identity(job="j1", start_ns=T0 + 5))
     for half in range(1, 7):
         promised_ns = telemetry.watermark_ns
         given = telemetry.advance(T0 + 5 + half * NS_PER_S // 2)
@@ -81,7 +83,7 @@ def test_watermark_is_kept_and_nothing_new_is_nothing() -> None:
         assert telemetry.watermark_ns % NS_PER_S == 0
         for name, column in (("collectives", "end_ns"), ("transfers", "last_ns"), ("op_stats", "ts_ns")):
             assert name not in given or pc.min(given[name][column]).as_py() >= promised_ns, name
-    telemetry = SimulatedTelemetry(Simulation(NOISY, 1), Identity(job="j1", start_ns=T0))
+    telemetry = SimulatedTelemetry(Simulation(told, 1), Identity(job="j1", start_ns=T0))
     assert "comms" in telemetry.advance(T0 + NS_PER_S)
     assert telemetry.advance(T0 + NS_PER_S) == {}
 
@@ -132,19 +134,19 @@ def test_slow_nic_shows_in_the_wire_times_of_its_statistics(rows: Rows) -> None:
 
 
 def test_rows_carry_transport_job_attempt_and_gpu() -> None:
-    over_sockets = advanced(scenario(cluster=cluster(transport="socket")), (1,))
+    over_sockets = advanced(scenario(cluster=cluster(transport="socket"), job=SELDOM), (1,))
     assert set(over_sockets["transfers"]["transport"].to_pylist()) == {"socket"}
-    telemetry = SimulatedTelemetry(Simulation(scenario(), 1), Identity(job="j9", start_ns=T0, attempt=3))
+    telemetry = SimulatedTelemetry(Simulation(scenario(job=SELDOM), 1), Identity("j9", start_ns=T0, attempt=3))
     for name, table in telemetry.advance(T0 + NS_PER_S).items():
         if TABLE_BY_NAME[name].has_job:
             assert set(zip(table["job"].to_pylist(), table["attempt"].to_pylist(), strict=True)) == {("j9", 3)}, name
-    told = advanced(scenario(), range(1, 7))
+    told = advanced(scenario(job=SELDOM), range(1, LOOKS + 1))
     known = {(row["host"], row["gpu"], row["gpu_uuid"]) for row in told["gpu_health"].to_pylist()}
     assert {(row["host"], row["gpu"], row["gpu_uuid"]) for row in told["comms"].to_pylist()} == known
 
 
 def test_port_that_fails_over_is_silent_and_its_traffic_is_told_of_the_other() -> None:
-    told = advanced(scenario("at 2 s fail nic:h1/eth0 over to eth1 after 1 s"), range(1, 7))
+    told = advanced(scenario("at 2 s fail nic:h1/eth0 over to eth1 after 1 s", job=SELDOM), range(1, LOOKS + 1))
     mine = [row for row in told["transfer_stats"].to_pylist() if row["host"] == "h1"]
     used = {second: {row["nic"] for row in mine if row["ts_ns"] == T0 + second * NS_PER_S} for second in (1, 5)}
     assert used == {1: {"eth0", "eth1"}, 5: {"eth1"}}
@@ -165,8 +167,8 @@ def test_port_that_fails_over_is_silent_and_its_traffic_is_told_of_the_other() -
 
 
 def test_steps_of_a_sampled_operation_are_seen_from_both_sides_and_show_the_slow_wire_of_a_socket() -> None:
-    samples = advanced(scenario(), range(1, 11))["step_samples"].to_pylist()
-    assert len({(row["func"], row["seq"]) for row in samples}) < 20, "one in 64 of some 300, and all ranks agree"
+    samples = advanced(scenario(), (5,))["step_samples"].to_pylist()
+    assert 0 < len({(row["func"], row["seq"]) for row in samples}) < 10, "one in 64 of 150, and all ranks agree"
     assert all(row["posted_ns"] <= row["wire_ns"] <= row["done_ns"] for row in samples)
     key = ("seq", "channel", "step")
     sent = {(*(row[k] for k in key), row["rank"], row["peer"]): row for row in samples if row["direction"] == "send"}
@@ -174,7 +176,7 @@ def test_steps_of_a_sampled_operation_are_seen_from_both_sides_and_show_the_slow
     assert sent.keys() == came.keys()
     assert all(came[edge]["wire_ns"] > row["wire_ns"] for edge, row in sent.items()), "nothing arrives before it left"
     told = scenario(slow("nic:h1/eth0", 0.2, side="tx"), cluster=cluster(transport="socket"))
-    samples = advanced(told, range(1, 11))["step_samples"].to_pylist()
+    samples = advanced(told, (5,))["step_samples"].to_pylist()
     left = {(r["seq"], r["channel"], r["step"], r["rank"]): r for r in samples if r["direction"] == "send"}
     transits: dict[tuple[str, str], list[int]] = {}
     for row in (r for r in samples if r["direction"] == "recv"):
@@ -184,19 +186,17 @@ def test_steps_of_a_sampled_operation_are_seen_from_both_sides_and_show_the_slow
 
 
 def test_paths_are_told_only_where_the_scenario_says_so_and_lead_from_nic_to_nic() -> None:
-    assert "paths" not in advanced(scenario(), (1,))
-    rows = advanced(scenario(telemetry=Telemetry(paths=True)), (1,))["paths"].to_pylist()
+    assert not {"paths", "probes"} & advanced(scenario(job=SELDOM), (2,)).keys()
+    rows = advanced(scenario(telemetry=Telemetry(paths=True), job=SELDOM), (1,))["paths"].to_pylist()
     assert {len(row["links"]) for row in rows} == {2, 4}
     for row in rows:
         assert row["links"][0].startswith(f"{row['host']}/{row['src_nic']}--")
         assert row["links"][-1].startswith(f"{row['dst']}/{row['dst_nic']}--")
 
 
-LOOKS = 6
-
-
-def looked_at(told: Scenario) -> list[list[dict[str, Any]]]:
-    """Return the rows of each second."""
+def looked_at(*lines: str, **fields: Any) -> list[list[dict[str, Any]]]:
+    """Return the rows of each second of a job with few operations."""
+    told = scenario(*lines, **{"job": SELDOM, **fields})
     seconds: dict[int, list[dict[str, Any]]] = {}
     for row in advanced(told, range(1, LOOKS + 1))["progress"].to_pylist():
         seconds.setdefault(row["ts_ns"], []).append(row)
@@ -204,31 +204,30 @@ def looked_at(told: Scenario) -> list[list[dict[str, Any]]]:
 
 
 def test_healthy_ranks_are_looked_at_every_second_and_idle_ones_have_nothing_open() -> None:
-    seconds = looked_at(scenario())
+    seconds = looked_at()
     assert [len(rows) for rows in seconds] == [16] * LOOKS
     for rows in seconds:
-        assert (
-            max(row["enqueued"] for row in rows) - min(row["enqueued"] for row in rows) <= 2
-        )  # one step's operations
+        enqueued = [row["enqueued"] for row in rows]
+        assert max(enqueued) - min(enqueued) <= 2  # one step's operations
         assert all(row["done"] <= row["started"] <= row["enqueued"] <= row["done"] + 2 for row in rows)
     done = [min(row["done"] for row in rows) for rows in seconds]
     assert done == sorted(done)
     assert done[-1] > done[0] > 0
-    for row in (row for rows in looked_at(scenario()) for row in rows):
+    for row in (row for rows in seconds for row in rows):
         is_open = row["enqueued"] > row["done"]
         assert is_open == (row["oldest_open_ns"] is not None) == (row["open_bytes"] is not None)
         assert is_open or row["head_state"] == "idle"
 
 
 def test_rank_that_never_enqueues_is_behind_and_one_with_other_arguments_shows_other_bytes() -> None:
-    rows = looked_at(scenario("at 2 s fail rank:5 absent"))[-1]
+    rows = looked_at("at 2 s fail rank:5 absent")[-1]
     (absent,) = [row for row in rows if row["rank"] == 5]
     others = [row for row in rows if row["rank"] != 5]
     assert all(row["enqueued"] > absent["enqueued"] for row in others)
     assert absent["enqueued"] == absent["done"]
     assert (absent["head_state"], absent["oldest_open_ns"]) == ("idle", None)
     assert all(T0 + 2 * NS_PER_S <= row["oldest_open_ns"] < T0 + 3 * NS_PER_S for row in others)
-    rows = looked_at(scenario("at 2 s fail rank:5 mismatched"))[-1]
+    rows = looked_at("at 2 s fail rank:5 mismatched")[-1]
     sizes = {row["rank"]: row["open_bytes"] for row in rows}
     assert sizes.pop(5) not in set(sizes.values())
     assert len(set(sizes.values())) == 1
@@ -236,20 +235,17 @@ def test_rank_that_never_enqueues_is_behind_and_one_with_other_arguments_shows_o
 
 @pytest.mark.parametrize("transport", ["ib", "socket"])
 def test_open_operation_goes_on_being_told_while_it_stands(transport: str) -> None:
-    told = scenario("at 2 s fail link:h1/eth0--leaf0 down")
-    told = told.model_copy(update={"cluster": told.cluster.model_copy(update={"transport": transport})})
-    last = [{row["rank"]: row for row in rows} for rows in looked_at(told)[-3:]]
+    seconds = looked_at("at 2 s fail link:h1/eth0--leaf0 down", cluster=cluster(transport=transport))
+    last = [{row["rank"]: row for row in rows} for rows in seconds[-3:]]
     for rank in range(16):
-        stalled_until = [
-            {key: value for key, value in rows[rank].items() if key != "ts_ns"} for rows in last
-        ]  # nothing but the moment changes
-        assert stalled_until[0] == stalled_until[1] == stalled_until[2]
+        stands = [{key: value for key, value in rows[rank].items() if key != "ts_ns"} for rows in last]
+        assert stands[0] == stands[1] == stands[2], "nothing but the moment changes"
     assert "wire" in {row["head_state"] for row in last[-1].values()}
 
 
 def test_sends_and_receives_are_told_per_peer() -> None:
-    job = JobShape(layout=Layout(tp=4, pp=4), step=(Doing(do="pipeline", ms=20, backward_ms=40, mb=8),))
-    rows = looked_at(scenario(job=job))[-1]
+    job = JobShape(layout=Layout(tp=4, pp=4), step=(Doing(do="pipeline", ms=100, backward_ms=200, mb=8),))
+    rows = looked_at(job=job)[-1]
     neighbours = {(row["func"], row["rank"], row["peer"]) for row in rows}
     assert neighbours == {
         (func, stage, stage + by)
@@ -266,32 +262,25 @@ LINK = "link:leaf0--spine1"
 def probed(*lines: str, seconds: int = 40) -> list[dict[str, Any]]:
     job = JobShape(compute_ms=1e6)  # nothing but probes
     told = scenario(*lines, job=job, telemetry=Telemetry(paths=True), duration_s=float(seconds))
-    return rows_of(told, seconds)
-
-
-def rows_of(told: Scenario, seconds: int) -> list[dict[str, Any]]:
-    telemetry = SimulatedTelemetry(Simulation(told, 1), Identity("j1", T0))
-    rows: list[dict[str, Any]] = telemetry.advance(T0 + seconds * NS_PER_S)["probes"].to_pylist()
+    rows: list[dict[str, Any]] = advanced(told, (seconds,))["probes"].to_pylist()
     return rows
 
 
 def test_every_nic_probes_every_other_host_in_turn_over_all_spines_where_paths_are_told() -> None:
-    rows = probed(seconds=3)
-    assert len(rows) == 3 * 4 * 2
-    assert {(row["host"], row["dst"]) for row in rows} == {
+    rows = probed()
+    first = [row for row in rows if row["ts_ns"] <= T0 + 3 * NS_PER_S]
+    assert len(first) == 3 * 4 * 2
+    assert {(row["host"], row["dst"]) for row in first} == {
         (f"h{a}", f"h{b}") for a in range(4) for b in range(4) if a != b
     }
     assert all(row["src_nic"] == row["dst_nic"] for row in rows)
-    rows = probed(seconds=30)
     inside = [row for row in rows if int(row["host"][1]) // 2 == int(row["dst"][1]) // 2]
     across = [row for row in rows if row not in inside]
     assert {tuple(row["hops"]) for row in inside} == {("leaf0",), ("leaf1",)}
     assert {tuple(row["hops"]) for row in across} == {
         (f"leaf{a}", f"spine{spine}", f"leaf{1 - a}") for a in range(2) for spine in range(2)
     }
-    assert all(5_000 < row["rtt_ns"] < 20_000 for row in probed())
-    telemetry = SimulatedTelemetry(Simulation(scenario(), 1), Identity("j1", T0))
-    assert "probes" not in telemetry.advance(T0 + 2 * NS_PER_S)
+    assert all(5_000 < row["rtt_ns"] < 20_000 for row in rows)
 
 
 @pytest.mark.parametrize(("what", "losing"), [("losing 50 %", True), ("down", True), ("delayed 2 ms", False)])

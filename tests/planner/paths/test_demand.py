@@ -13,7 +13,7 @@ from lockstep.fabrics import dual_plane, leaf_spine
 from lockstep.records import Comm, Connection, HostRecord, TransferStat
 from lockstep.tables import TABLE_BY_NAME, TABLES
 from lockstep.topology import Nic, Topology, TopologyIndex
-from planner.paths.demand import Demand, DemandFacts, DemandOptions, WiringBook, find_demand
+from planner.paths.demand import Demand, DemandFacts, WiringBook, find_demand
 from planner.paths.flows import place_flows
 from planner.paths.network import build_network
 from simulator.operations import Operation
@@ -42,7 +42,7 @@ def facts_of(*records: HostRecord, topology: TopologyIndex = FABRIC) -> DemandFa
 
 
 def find(*records: HostRecord, **options: float) -> Demand:
-    return find_demand(facts_of(*records), DemandOptions(**options))
+    return find_demand(facts_of(*records), **options)
 
 
 def member(rank: int, **fields: Any) -> Comm:
@@ -154,7 +154,7 @@ def test_whatever_was_told_can_be_planned(reported: list[tuple[int, int, float, 
         for row in sends(rank, peer, gbps, seconds=1 + channel % 3, nic=nic, channel=channel)
     ]
     facts = facts_of(*MEMBERS, *stats)
-    flows = find_demand(facts, DemandOptions(trickle_share=0.0)).flows
+    flows = find_demand(facts, trickle_share=0.0).flows
     place_flows(build_network(FABRIC.topology), flows)
     sent = sum(
         row.bytes for row in stats if isinstance(row, TransferStat) and 0 <= row.peer < 4 and row.peer != row.rank
@@ -205,15 +205,15 @@ def edges(operation: Operation, scenario: Scenario) -> set[tuple[str, str, str]]
 def test_the_flows_of_a_simulated_job_are_found_and_none_is_made_up(name: str) -> None:
     scenario = find_scenario(name)
     for without in ("", "connections"):
-        found = find_demand(simulate(scenario, 6, without))
-        assert {(flow.id, flow.src, flow.dst) for flow in found.flows} == find_truth(scenario, 6)
+        found = find_demand(simulate(scenario, 3, without))
+        assert {(flow.id, flow.src, flow.dst) for flow in found.flows} == find_truth(scenario, 3)
         assert found.left_out == ()
 
 
 def test_without_any_source_for_nics_the_flows_are_those_of_the_hosts() -> None:
     scenario = find_scenario("nic-unknown-healthy-ib")
-    found = {(flow.id, flow.src, flow.dst) for flow in find_demand(simulate(scenario, 6)).flows}
-    assert found == {(name, src.split("/")[0], dst.split("/")[0]) for name, src, dst in find_truth(scenario, 6)}
+    found = {(flow.id, flow.src, flow.dst) for flow in find_demand(simulate(scenario, 3)).flows}
+    assert found == {(name, src.split("/")[0], dst.split("/")[0]) for name, src, dst in find_truth(scenario, 3)}
 
 
 KEY = ("j1", 0, 7, 0, 1, 0)  # rank 0 to rank 1 over channel 0

@@ -14,16 +14,16 @@ from planner.paths.health import (
     Evidence,
     HealthOptions,
     LinkHealth,
-    Parts,
     judge_topology,
     judge_verdict,
+    name_parts,
 )
 from planner.paths.network import build_network, with_rates
 from tests.builders import SECOND
 from tests.planner import build
 
 FABRIC = leaf_spine(hosts=4, nics_per_host=1, leaves=2, spines=2)  # 400 Gbit/s
-PARTS = Parts(FABRIC)
+PARTS = name_parts(FABRIC)
 LINK = "leaf0--spine0"
 HOLD_S = 10
 
@@ -102,14 +102,11 @@ def test_a_link_that_is_well_again_or_that_nobody_complains_of_is_not_remembered
         assert health.weights == expected
 
 
-def test_relapses_are_forgiven_also_when_nobody_looked_meanwhile() -> None:
+def test_relapses_are_forgiven_also_when_nobody_looked_and_a_share_that_is_no_number_is_refused() -> None:
     health = LinkHealth(HealthOptions(hold_s=10, most_hold_s=50))
     for evidence, now_s in (([messages(0, 0.0)], 0), ([messages(1, 1.0)], 1), ([], 11), (flap(70), 71), ([], 81)):
         health, changes = health.observe(evidence, now_s * SECOND)
     assert steps(changes) == [(81, 1.0)]
-
-
-def test_a_share_that_is_no_number_is_refused_in_a_sentence() -> None:
     with pytest.raises(BadInput, match="port says of leaf0--spine0 that it carries a share of NaN"):
         LinkHealth().observe([messages(1, float("nan"))], SECOND)
 
@@ -151,33 +148,27 @@ def test_evidence_of_one_moment_may_come_in_two_parts(evidence: list[Evidence], 
     assert both.weights == whole.weights
 
 
-@given(st.lists(st.tuples(st.integers(1, 400), st.integers(1, 400)), min_size=1, max_size=60))
-def test_a_flapping_link_costs_a_number_of_changes_that_grows_with_the_logarithm(
-    flaps: list[tuple[int, int]],
-) -> None:
-    options = HealthOptions(hold_s=1.0, most_hold_s=1e9)
-    health, count, now_s = LinkHealth(options), 0, 0
-    for down_s, up_s in flaps:
-        for weight, lasts_s in ((0.0, down_s), (1.0, up_s)):
-            health, changes = health.observe([messages(now_s, weight)], now_s * SECOND)
-            now_s += lasts_s
-            health, more = health.observe([], now_s * SECOND - 1)
-            count += len(changes) + len(more)
-    # Each return takes twice the time of the one before: so many fit, and each can be followed by one fall.
-    assert count <= 2 * (now_s + 2).bit_length() + 1
-
-
-@given(st.lists(st.tuples(st.integers(1, 400), st.floats(0, 1)), min_size=1, max_size=80))
-def test_a_link_that_wavers_costs_little_more(said_after_s: list[tuple[int, float]]) -> None:
-    options = HealthOptions(hold_s=1.0, most_hold_s=1e9)
-    health, count, now_s = LinkHealth(options), 0, 0
-    for lasts_s, weight in said_after_s:
+def count_changes(said: list[tuple[int, float]]) -> tuple[int, int]:
+    """Return how many changes come of weights that last so many seconds each, and after how many seconds it ends."""
+    health, count, now_s = LinkHealth(HealthOptions(hold_s=1.0, most_hold_s=1e9)), 0, 0
+    for lasts_s, weight in said:
         health, changes = health.observe([messages(now_s, weight)], now_s * SECOND)
         now_s += lasts_s
         health, more = health.observe([], now_s * SECOND - 1)
         count += len(changes) + len(more)
+    return count, now_s
+
+
+@given(st.lists(st.tuples(st.integers(1, 400), st.floats(0, 1)), min_size=1, max_size=120))
+def test_a_link_that_flaps_or_wavers_costs_a_number_of_changes_that_grows_with_the_logarithm(
+    said: list[tuple[int, float]],
+) -> None:
+    count, end_s = count_changes([(lasts_s, float(number % 2)) for number, (lasts_s, _) in enumerate(said)])
+    # Each return takes twice the time of the one before: so many fit, and each can be followed by one fall.
+    assert count <= 2 * (end_s + 2).bit_length() + 1
+    count, end_s = count_changes(said)
     # Between two returns it can fall step by step: eleven times from all to nothing.
-    assert count <= 12 * ((now_s + 2).bit_length() + 1)
+    assert count <= 12 * ((end_s + 2).bit_length() + 1)
 
 
 def verdict(component: str, **fields: Any) -> Verdict:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.paths_score import build_program, solve_fraction
@@ -17,8 +17,6 @@ from planner.paths.network import Network, build_network, with_rates, without
 from planner.paths.planning import PathPlan, PlanOptions, plan_paths
 from tests.planner.paths.build import broken, flows_between, networks, some_flows
 
-REPEATABLE = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
-
 
 def loads_by_hand(plan: PathPlan) -> np.ndarray:
     """Return the load of each directed link, added up path by path."""
@@ -28,7 +26,6 @@ def loads_by_hand(plan: PathPlan) -> np.ndarray:
     return load
 
 
-@REPEATABLE
 @given(networks(), st.integers(0, 60), st.integers(0, 999))
 def test_loads_are_those_of_the_paths_and_nothing_goes_over_a_dead_link(
     network: Network, count: int, seed: int
@@ -41,7 +38,6 @@ def test_loads_are_those_of_the_paths_and_nothing_goes_over_a_dead_link(
     assert has_road.tolist() == (plan.height >= 0).tolist()
 
 
-@REPEATABLE
 @given(networks(), st.integers(1, 60), st.integers(0, 999))
 def test_equal_flows_are_at_most_one_above_what_whole_flows_need_at_least(
     network: Network, count: int, seed: int
@@ -57,7 +53,6 @@ def test_equal_flows_are_at_most_one_above_what_whole_flows_need_at_least(
     assert plan.highest_use <= max(plan.bound, fraction) + 2 * 100.0 / slowest  # rounded up, and one more
 
 
-@REPEATABLE
 @given(networks(), st.integers(1, 60), st.integers(0, 999))
 def test_a_plan_is_the_same_each_time(network: Network, count: int, seed: int) -> None:
     flows = some_flows(network, count if len(network.ports) > 1 else 0, seed)
@@ -68,7 +63,6 @@ def test_a_plan_is_the_same_each_time(network: Network, count: int, seed: int) -
     assert np.array_equal(first.spine, after.spine), "nothing moves when nothing changed"
 
 
-@REPEATABLE
 @given(st.integers(0, 999), st.integers(0, 999), st.sampled_from((0.0, 0.05, 0.5)))
 def test_what_need_not_move_stays_up_to_the_bound(seed: int, link: int, most_moved: float) -> None:
     network = build_network(leaf_spine(hosts=16, nics_per_host=2, leaves=4, spines=4))
@@ -105,14 +99,13 @@ def test_rings_on_an_intact_fat_tree_reach_the_integer_optimum(k: int, count: in
     assert plan.highest_use * 4 == np.ceil(plan.bound * 4 - 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize(("dead", "slow"), [(6, 0), (0, 6), (6, 6)])
-def test_rings_around_missing_and_slow_links_are_within_one_flow_of_the_bound(
-    dead: int, slow: int, seed: int
-) -> None:
-    network = broken(build_network(leaf_spine(hosts=64, nics_per_host=4, leaves=16, spines=8)), dead, slow, seed)
-    plan = plan_paths(network, some_flows(network, 1024, seed))
-    assert plan.highest_use * 4 <= np.ceil(plan.bound * 4 - 1e-9) + 1
+@pytest.mark.parametrize("seed", range(2))
+def test_rings_around_missing_and_slow_links_are_within_one_flow_of_the_bound(seed: int) -> None:
+    whole = build_network(leaf_spine(hosts=64, nics_per_host=4, leaves=16, spines=8))
+    for dead, slow in ((6, 0), (0, 6), (6, 6)):
+        network = broken(whole, dead, slow, seed)
+        plan = plan_paths(network, some_flows(network, 1024, seed))
+        assert plan.highest_use * 4 <= np.ceil(plan.bound * 4 - 1e-9) + 1
 
 
 def test_left_goes_to_left_and_right_to_right() -> None:
@@ -201,7 +194,7 @@ def test_flows_on_paths_of_their_own_get_all_and_flows_that_share_one_get_half()
     alone = forecast(NETWORK, table, np.array([0, 1, 2, 3]))
     shared = forecast(NETWORK, table, np.array([0, 0, 2, 3]))
     assert alone.gbps.tolist() == [400.0] * 4
-    assert (alone.stretch, shared.stretch, shared.worst_gbps) == (1.0, 2.0, 200.0)
+    assert (alone.stretch, shared.stretch, shared.gbps.min()) == (1.0, 2.0, 200.0)
 
 
 def test_a_plan_is_never_forecast_to_be_slower_than_chance_and_a_flow_without_a_path_never_ends() -> None:

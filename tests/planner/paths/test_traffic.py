@@ -29,15 +29,9 @@ def port(
     switch: str, name: str, now: float, least: float = NEVER, before: float = NEVER, **more: float
 ) -> dict[str, Any]:
     """Return what a port sends now, at any time lately, and at most before."""
-    rates = {
-        "tx_now": now,
-        "tx_least": least,
-        "tx_before": before,
-        "rx_now": 0.0,
-        "rx_least": NEVER,
-        "rx_before": NEVER,
-    }
-    return {"switch": switch, "port": name, **rates, **more}
+    sent = {"tx_now": now, "tx_least": least, "tx_before": before}
+    received = {"rx_now": 0.0, "rx_least": NEVER, "rx_before": NEVER}
+    return {"switch": switch, "port": name, **sent, **received, **more}
 
 
 def planned(mean: float, peak: float | None = None) -> Expected:

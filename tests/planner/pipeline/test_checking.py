@@ -2,12 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.pipeline.checking import closed_form, find_bound, find_faults
+from planner.pipeline.checking import (
+    Split,
+    closed_form,
+    find_bound,
+    find_faults,
+    place_failures,
+    spread_failures,
+)
 from planner.pipeline.dispatch import ScheduleOptions, plan_schedule
 from planner.pipeline.schedule import Op, Schedule, Shape, Times, Worker, unit_times
 from tests.planner.pipeline.grids import EXAMPLE, ONE_GONE, SLOTS, failures_for, shapes, spread
@@ -95,3 +103,29 @@ def test_coupled_schedules_are_bounded_too(data: st.DataObject) -> None:
     slots, failed = unit_times(shape.stages), data.draw(failures_for(shape))
     made = plan_schedule(shape, slots, failed, ScheduleOptions(is_decoupled=False))
     assert made.period >= find_bound(shape, slots, failed, is_decoupled=False).period
+
+
+def period_of(shape: Shape, times: Times, split: Split) -> float:
+    return find_bound(shape, times, place_failures(split), is_decoupled=True).period
+
+
+def test_failures_are_spread_evenly_over_equal_stages_while_there_are_copies() -> None:
+    for failures, worst in ((1, 1), (4, 1), (5, 2), (8, 2)):
+        split = spread_failures(EXAMPLE, SLOTS, failures)
+        assert split is not None
+        assert (sum(split), max(split)) == (failures, worst)
+    assert spread_failures(EXAMPLE, SLOTS, 9) is None
+    assert place_failures((0, 2, 1, 0)) == {Worker(0, 1), Worker(1, 1), Worker(0, 2)}
+    assert period_of(EXAMPLE, SLOTS, (0, 2, 1, 0)) == 54.0
+
+
+@given(st.data())
+def test_no_split_of_as_many_failures_is_better(data: st.DataObject) -> None:
+    shape = Shape(data.draw(st.integers(1, 3)), data.draw(st.integers(2, 4)), data.draw(st.integers(8, 12)))
+    work = tuple(data.draw(st.sampled_from([1.0, 1.5, 3.0])) for _ in range(shape.stages))
+    times, failures = Times(work, work, work), data.draw(st.integers(0, (shape.pipelines - 1) * shape.stages))
+    spread = spread_failures(shape, times, failures)
+    splits = product(range(shape.pipelines), repeat=shape.stages)
+    best = min(period_of(shape, times, split) for split in splits if sum(split) == failures)
+    assert spread is not None
+    assert period_of(shape, times, spread) == pytest.approx(best)

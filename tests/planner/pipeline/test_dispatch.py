@@ -35,22 +35,27 @@ def test_the_worked_example_takes_27_36_29_and_27_slots() -> None:
     ("shape", "staggered", "one_optimizer"),
     [
         ((2, 16, 32), 105, 106),
-        ((4, 8, 32), 111, 114),
+        pytest.param((4, 8, 32), 111, 114, marks=pytest.mark.slow),
         pytest.param((8, 4, 32), 129, 136, marks=pytest.mark.slow),
+        pytest.param((8, 4, 64), 258, None, marks=pytest.mark.slow),
     ],
 )
 def test_one_failure_in_the_last_stage_costs_what_its_work_costs(
-    shape: tuple[int, int, int], staggered: int, one_optimizer: int
+    shape: tuple[int, int, int], staggered: int, one_optimizer: int | None
 ) -> None:
     grid = Shape(*shape)
     slots = unit_times(grid.stages)
     assert plan_schedule(grid, slots, spread(grid, 1)).period == staggered
-    assert plan_schedule(grid, slots, spread(grid, 1), ONE_OPTIMIZER).makespan == one_optimizer
+    if one_optimizer:
+        assert plan_schedule(grid, slots, spread(grid, 1), ONE_OPTIMIZER).makespan == one_optimizer
 
 
-@pytest.mark.parametrize("failures", [2, 3, 4])
-@pytest.mark.parametrize("shape", [(2, 16, 32), (4, 8, 32)])
-def test_several_failures_are_at_the_bound(shape: tuple[int, int, int], failures: int) -> None:
+GRIDS_AND_FAILURES = [(shape, failures) for shape in ((2, 16, 32), (4, 8, 32)) for failures in (2, 3, 4)]
+
+
+@pytest.mark.parametrize("case", long_except([GRIDS_AND_FAILURES[0], GRIDS_AND_FAILURES[-1]], GRIDS_AND_FAILURES))
+def test_several_failures_are_at_the_bound(case: tuple[tuple[int, int, int], int]) -> None:
+    shape, failures = case
     grid = Shape(*shape)
     slots, failed = unit_times(grid.stages), spread(grid, failures)
     made = plan_schedule(grid, slots, failed)
@@ -156,9 +161,3 @@ def test_deep_pipelines_are_at_the_bound(shape: tuple[int, int, int], failures: 
     one_optimizer = plan_schedule(grid, slots, failed, ScheduleOptions(is_staggered=False))
     assert find_faults(staggered) == find_faults(one_optimizer) == []
     assert (staggered.period, one_optimizer.makespan) == (bound.period, bound.makespan)
-
-
-@pytest.mark.slow
-def test_one_failure_of_a_deep_pipeline_costs_what_its_work_costs() -> None:
-    shape = Shape(8, 4, 64)
-    assert plan_schedule(shape, unit_times(8), spread(shape, 1)).period == 258
