@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from collector.shipping import Batch, GatewayClient, MemoryQueue
 from collector.store_client import StoreClient, open_client
@@ -137,3 +139,49 @@ def test_store_that_is_away_leaves_the_batch_where_it_is() -> None:
     with pytest.raises(DestinationAway, match="the store does not take rows"):
         client.send(Batch("b1", 1, encode_batch({"events": rows(make(Event))}), rows=1))
     client.close()
+
+
+class QueueAgainstAList(RuleBasedStateMachine):
+    """Whatever is put, removed and refused, the queue holds what a plain list with the same rules holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = MemoryQueue(LIMIT)
+        self.expected: list[Batch] = []
+        self.ever: list[Batch] = []
+        self.dropped = 0
+
+    @rule(size=st.integers(0, 2 * LIMIT), rows=st.integers(0, 9))
+    def put(self, size: int, rows: int) -> None:
+        new = batch(len(self.ever) + 1, size, rows)
+        self.ever.append(new)
+        self.expected.append(new)
+        self.queue.put(new)
+        while sum(len(kept.body) for kept in self.expected) > LIMIT and len(self.expected) > 1:
+            self.dropped += self.expected.pop(0).rows
+
+    @precondition(lambda self: self.ever)
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        done = data.draw(st.sampled_from(self.ever))
+        self.queue.remove(done)
+        if self.expected[:1] == [done]:
+            self.expected.pop(0)
+
+    @precondition(lambda self: self.ever)
+    @rule(data=st.data())
+    def refuse(self, data: st.DataObject) -> None:
+        refused = data.draw(st.sampled_from(self.ever))
+        self.queue.refuse(refused)
+        if self.expected[:1] == [refused]:
+            self.dropped += self.expected.pop(0).rows
+
+    @invariant()
+    def agrees(self) -> None:
+        assert self.queue.first() == (self.expected[0] if self.expected else None)
+        assert self.queue.bytes == sum(len(kept.body) for kept in self.expected)
+        assert self.queue.bytes <= LIMIT or len(self.expected) == 1
+        assert self.queue.dropped_rows == self.dropped
+
+
+TestQueueAgainstAList = QueueAgainstAList.TestCase

@@ -81,14 +81,20 @@ def test_line_without_a_moment_is_refused_with_an_example(line: str) -> None:
         "fail fan:h3/0 down",
         "fail nic: down",
         "fail nic:h3/eth1 both to 50 %",
+        "fail nic:h3/eth1 to 50",
         "fail nic:h3/eth1 to -50 %",
+        "fail nic:h3/eth1 to half",
+        "fail nic:h3/eth1 losing packets",
         "fail nic:h3/eth1 delayed 2 s",
         "fail nic:h3/eth1 down every 60 s",
         "fail nic:h3/eth1 to 50 % for 2 s over 3 s",
         "fail gpu:h1/0 stucks",
+        "fail host:h2 starved",
         "fail fabric:all to 50 %",
         "heal everything",
+        "pause",
         "pause 12 ms",
+        "restart",
         "restart with h8 after 5 s",
         "restart without host:h3 after 5 s",
         "third mix",
@@ -115,13 +121,19 @@ def test_what_is_not_in_the_language_is_refused_with_the_line(what: str) -> None
         ("pause nic:h3/eth1 2 s", "only a rank, a host or the whole job pauses"),
         ("fail host:h2 to 50 %", "only these can be rate: nic, link, switch, gpu, pcie, nvlink, fabric"),
         ("fail link:leaf0--spine1 over to eth2 after 4 s", "only these can be over: nic"),
+        ("fail gpu:h1/0 losing 5 %", "only these can be losing: nic, link, switch"),
+        ("fail rank:5 delayed 2 ms", "only these can be delayed: nic, link, switch"),
+        ("fail gpu:h1/0 down", "only these can be down: nic, link, switch"),
         ("fail fabric down", "only these can be down: nic, link, switch"),
         ("fail host:h2 stuck", "only these can be stuck: gpu"),
         ("fail gpu:h1/0 starved to 50 %", "only these can be starved: host"),
         ("fail nic:h3/eth1 late 300 ms", "only these can be late: host, rank"),
         ("fail rank:5 gone", "only these can be gone: host"),
+        ("fail rank:5 silent", "only these can be silent: host"),
         ("fail host:h2 stopped", "only these can be stopped: rank"),
+        ("fail host:h2 absent", "only these can be absent: rank"),
         ("fail gpu:h1/0 tx to 50 %", "only a NIC or a link has a side"),
+        ("fail switch:spine1 rx to 50 %", "only a NIC or a link has a side"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_the_reason(what: str, complaint: str) -> None:
@@ -148,8 +160,12 @@ def test_level_is_a_share_nothing_before_its_moment_and_the_same_when_it_comes_a
     assert 0 <= level <= 1
     assert level == 0 or now >= fault.at_s
     assert not fault.every_s or fault.level(fault.at_s + now) == fault.level(fault.at_s + now + fault.every_s)
-    ramp = parse_fault("at 20 s fail gpu:h1/0 to 60 % over 30 s")
-    assert ramp.level(20 + now) == (1.0 if now >= 30 else now / 30), "it rises evenly and stays"
+
+
+@given(st.integers(1, 60), st.integers(0, 100))
+def test_ramp_rises_evenly_and_stays(over: int, since: int) -> None:
+    ramp = parse_fault(f"at 20 s fail gpu:h1/0 to 60 % over {over} s")
+    assert ramp.level(20 + since) == (1.0 if since >= over else since / over)
 
 
 @given(st.lists(TURNS, max_size=6), SECONDS)

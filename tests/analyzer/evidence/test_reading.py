@@ -21,9 +21,9 @@ SILENT: dict[str, list[HostRecord]] = {
     "all NICs alike": [row for n in range(HOSTS) for row in nics(f"h{n}", tx_drops=50.0) if row.host == f"h{n}"],
     "an idle GPU": [*gpus("h3", throttle="gpu_idle", sm_mhz=345)],
     "a program's xid": [event("xid", "gpu:h3/0", "warning", detail='{"xid": 31, "blame": "application"}')],
-    "queues everywhere": queues("h3", elsewhere=0.7),
-    "a queue where others send little": queues("h3", elsewhere=0.0, others_send=0.1),
-    "a queue in too few readings": queues("h3", elsewhere=0.0, seconds=range(END - 3, END)),
+    "queues everywhere": [*queues("h3", elsewhere=0.7)],
+    "a queue where others send little": [*queues("h3", elsewhere=0.0, others_send=0.1)],
+    "a queue in too few readings": [*queues("h3", elsewhere=0.0, seconds=range(END - 3, END))],
     "long ago": [event("link_down", "nic:h3/eth0", at=END - 90)],
 }
 
