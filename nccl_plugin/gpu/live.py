@@ -71,7 +71,7 @@ CASES = (
     Case("ddp-crash", "ddp", "crash", 3, HANG, PERSON),
     Case("fsdp-nic", "fsdp", "slow_nic", 2, ("comm_slow",), NIC),
     Case("ddp-kernel", "ddp", "kernel", 0, HANG, GPU),
-    Case("ddp-mismatch", "ddp", "mismatch", 2, HANG, ("rank:{rank}",)),
+    Case("ddp-mismatch", "ddp", "mismatch", 2, HANG, ("job:ddp-mismatch",)),  # with the rank in its sentence
     Case("ddp-dead-nic", "ddp", "dead_nic", 1, HANG, NIC),
 )  # the last ones end their job, and a host that is off the network stays off: nothing may follow on it
 
