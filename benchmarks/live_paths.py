@@ -13,8 +13,7 @@ from benchmarks.figures import Figure, Note
 from lockstep.topology import Topology
 from tests.testbed.paths.cut_trials import CutOptions, run_cuts
 from tests.testbed.paths.flows import plan_by_lockstep
-from tests.testbed.paths.gloo_reroute import Reroute, reroute_gloo
-from tests.testbed.paths.gloo_trials import GlooOptions, GlooRun, run_gloo
+from tests.testbed.paths.gloo_trials import GlooOptions, GlooRun, Reroute, reroute_gloo, run_gloo
 from tests.testbed.paths.loop import LoopOptions, run_loop
 from tests.testbed.paths.timeline import Timeline
 from tests.testbed.paths.trials import CutTrial, PairedTrials, TrialOptions, eight_hosts, run_pairs, sixteen_hosts

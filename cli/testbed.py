@@ -13,8 +13,7 @@ from simulator.scenario import build_topology, find_scenario
 from tests.testbed.fabric.building import bring_up, take_down
 from tests.testbed.paths.loop import LoopOptions, run_loop
 from tests.testbed.paths.timeline import describe
-from tests.testbed.scenarios.outcome import Outcome, ReportedVerdict
-from tests.testbed.scenarios.runner import run_scenario
+from tests.testbed.scenarios.runner import Outcome, ReportedVerdict, run_scenario
 
 app = typer.Typer(no_args_is_help=True, help="A fabric of network namespaces with real ranks; needs root.")
 

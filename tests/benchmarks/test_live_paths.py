@@ -7,8 +7,7 @@ import pytest
 from benchmarks.live_paths import describe_cuts, describe_gloo, describe_loops, describe_pairs, describe_reroute
 from lockstep.topology import Topology
 from tests.testbed.paths.flows import PlannedFlow, plan_by_lockstep, shift_by_a_leaf, without
-from tests.testbed.paths.gloo_reroute import Reroute
-from tests.testbed.paths.gloo_trials import GlooRun
+from tests.testbed.paths.gloo_trials import GlooRun, Reroute
 from tests.testbed.paths.traffic import Rates
 from tests.testbed.paths.trials import CutTrial, Pair, PairedTrials, Round, eight_hosts, sixteen_hosts
 from tests.testbed_checks.test_timeline import told

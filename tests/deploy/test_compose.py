@@ -13,9 +13,8 @@ from api.routes.health import health_app
 from lockstep import __version__
 from lockstep.sections import split_listen
 from tests.conftest import REPO
-from tests.deploy.clickhouse_config import SERVER_FILE, USERS_FILE, read_users
-from tests.deploy.commands import check_command
-from tests.deploy.compose_file import Service, load_compose
+from tests.deploy.compose_file import SERVER_FILE, USERS_FILE, Service, load_compose, read_users
+from tests.deploy.processes import check_command
 
 COMPOSE = load_compose()
 ALL = [pytest.param(service, id=name) for name, service in COMPOSE.services.items()]

@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from tests.conftest import REPO
-from tests.deploy.clickhouse_config import read_users
-from tests.deploy.compose_file import load_compose
+from tests.deploy.compose_file import load_compose, read_users
 from tests.deploy.grafana_boards import DASHBOARDS, GRAFANA, Document, boards, panels
 from tests.waiting import LIMIT_S
 

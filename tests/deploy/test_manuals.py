@@ -22,9 +22,9 @@ from tests.api.build import running_api
 from tests.builders import make, rows
 from tests.conftest import REPO
 from tests.deploy.chart import default_values
-from tests.deploy.commands import check_command
 from tests.deploy.compose_file import load_compose
 from tests.deploy.grafana_boards import boards, panels
+from tests.deploy.processes import check_command
 from tests.deploy.unit_file import read_unit
 from tests.waiting import LIMIT_S
 

@@ -21,8 +21,7 @@ from lockstep.tables import TABLE_BY_NAME
 from tests.builders import make, rows
 from tests.cli.commands import LOCKSTEP, environment_for
 from tests.conftest import REPO
-from tests.deploy.clickhouse_config import read_users
-from tests.deploy.compose_file import load_compose
+from tests.deploy.compose_file import load_compose, read_users
 from tests.deploy.conftest import make_secrets
 from tests.lockstep.state.build import incident
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from collector import agent, shipping
-from tests.deploy.commands import check_command
+from tests.deploy.processes import check_command
 from tests.deploy.unit_file import DIRECTORY, Unit, read_unit
 
 HEAD = read_unit("lockstep.service")

@@ -18,8 +18,7 @@ from tests.testbed.fabric.fabric import Fabric
 from tests.testbed.fabric.management import find_interface
 from tests.testbed.fabric.namespaces import Home
 from tests.testbed.fabric.nftables import INGRESS, REGISTER, add_rule, expression, nest, number, remove_rule
-from tests.testbed.fabric.plan import Cable, FabricPlan, Port
-from tests.testbed.fabric.routes import lay_route, plan_routes, shape
+from tests.testbed.fabric.plan import Cable, FabricPlan, Port, lay_route, plan_routes, shape
 
 WIRE_EFFECTS = ("rate", "losing", "delayed", "down", "gone")
 _WIRE_KINDS = ("nic", "link", "switch", "host", "fabric")

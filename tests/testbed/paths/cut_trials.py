@@ -12,8 +12,7 @@ from lockstep.errors import LockstepError
 from lockstep.topology import Topology
 from tests.testbed.fabric.fabric import Fabric, read_ports
 from tests.testbed.fabric.management import find_interface
-from tests.testbed.fabric.plan import FabricPlan
-from tests.testbed.fabric.routes import Route, lay_route, plan_routes
+from tests.testbed.fabric.plan import FabricPlan, Route, lay_route, plan_routes
 from tests.testbed.paths.flows import (
     FlowLinks,
     PlannedFlow,

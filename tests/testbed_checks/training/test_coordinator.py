@@ -10,7 +10,7 @@ import pytest
 from lockstep.errors import LockstepError
 from planner.pipeline.dispatch import plan_schedule
 from planner.pipeline.schedule import Shape, Worker, unit_times
-from tests.testbed.training.coordinator import Coordinator
+from tests.testbed.training.job import Coordinator
 from tests.testbed.training.plan import Command, Kill, LossLine, Rejoin, Reply, TrainingPlan, pack_schedule
 
 GRID = Shape(stages=1, pipelines=3, micro_batches=2)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import BadInput
-from tests.testbed.training.meeting import Seat, find_seat
+from tests.testbed.training.exchange import Seat, find_seat
 
 SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "3", "SLURM_JOB_ID": "42"}
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
