@@ -12,10 +12,10 @@ from lockstep.state.deliveries import Outgoing, list_deliveries, save_round
 from lockstep.state.documents import list_audit
 from lockstep.state.leases import take_lease
 from lockstep.state.targets import Health, list_health, write_health
-from lockstep.store.store import Store
 from tests.api.alerts.build import make_notification, target
 from tests.api.alerts.receivers import Receiver, answer, receiving
 from tests.api.build import Api, running_api
+from tests.api.fake_store import FakeStore
 from tests.cli.commands import Run, check_failure
 
 
@@ -26,10 +26,10 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def api(tmp_path: Path, embedded_store: Store, receiver: Receiver) -> Iterator[Api]:
+def api(tmp_path: Path, receiver: Receiver) -> Iterator[Api]:
     hook = target("ops", url=receiver.url, secrets=())
     alerts = AlertSettings(targets=(hook,), allow=("127.0.0.1",))
-    with running_api(tmp_path, embedded_store, settings=Settings(alerts=alerts)) as running:
+    with running_api(tmp_path, FakeStore(), settings=Settings(alerts=alerts)) as running:
         lease = take_lease(running.parts.control, "alerts", "test", 10**12, running.parts.clock.now_ns())
         assert lease is not None
         save_round(

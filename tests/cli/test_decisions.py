@@ -10,16 +10,16 @@ from lockstep.execution import PartIdentity
 from lockstep.state.decisions import list_node_orders, list_orders, list_outcomes, save_decisions, save_isolated
 from lockstep.state.incidents import save_incidents
 from lockstep.state.leases import take_lease
-from lockstep.store.store import Store
 from tests.api.build import Api, running_api
+from tests.api.fake_store import FakeStore
 from tests.cli.commands import Run, check_failure
 from tests.lockstep.state.build import decision, incident
 from tests.lockstep.state.test_executions import isolated
 
 
 @pytest.fixture
-def api(tmp_path: Path, embedded_store: Store) -> Iterator[Api]:
-    with running_api(tmp_path, embedded_store) as running:
+def api(tmp_path: Path) -> Iterator[Api]:
+    with running_api(tmp_path, FakeStore()) as running:
         expires_ns = running.parts.clock.now_ns() + 10**15
         made = decision("d1").model_copy(
             update={"expires_ns": expires_ns, "held_because": "the verdict is stale", "advice": "save every 9 min"}

@@ -13,9 +13,9 @@ import pytest
 from lockstep.state.decisions import save_decisions, save_isolated
 from lockstep.state.incidents import save_incidents
 from lockstep.state.leases import take_lease
-from lockstep.store.store import Store
 from planner.controllers.nvrx import METHOD, SERVICE, NvrxController, NvrxOptions
 from tests.api.build import Api, running_api
+from tests.api.fake_store import FakeStore
 from tests.cli.commands import LOCKSTEP, Run, check_failure, environment_for
 from tests.lockstep.state.build import decision, incident
 from tests.lockstep.state.test_executions import isolated
@@ -24,9 +24,9 @@ from tests.waiting import LIMIT_S
 
 
 @pytest.fixture
-def api(tmp_path: Path, embedded_store: Store) -> Iterator[Api]:
+def api(tmp_path: Path) -> Iterator[Api]:
     """A server that has taken h3 out of service and let h5 back in."""
-    with running_api(tmp_path, embedded_store) as running:
+    with running_api(tmp_path, FakeStore()) as running:
         control = running.parts.control
         save_incidents(control, [incident("i1")], None)
         save_decisions(control, [decision("d1", created_ns=4 * 10**18)], None)
