@@ -107,9 +107,8 @@ def test_standard_error_is_handed_on_before_the_line_ends(tmp_path: Path) -> Non
 
 
 def test_signals_are_passed_on_once(tmp_path: Path) -> None:
-    numbers = [
-        int(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGRTMIN)
-    ]
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGRTMIN)
+    numbers = [int(number) for number in signals]
     count = f"""
 import signal, sys
 seen = []

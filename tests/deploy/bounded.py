@@ -1,8 +1,8 @@
 """What a process may do with certain capabilities only: `python -m tests.deploy.bounded`.
 
 Each line of its input is capabilities, question and place, with tabs between them; each line that it prints says why
-not. It imports first and gives up root then, so that it does not matter who may read this repository. The kernel numbers
-and the two structures are those of linux/capability.h and linux/prctl.h.
+not. It imports first and gives up root then, so that it does not matter who may read this repository. The kernel
+numbers and the two structures are those of linux/capability.h and linux/prctl.h.
 """
 
 import ctypes
