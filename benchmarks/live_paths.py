@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.figures import Figure, Note
-from lockstep.topology import Topology
+from benchmarks.paths_cases import fabric_links
 from tests.testbed.paths.cut_trials import CutOptions, run_cuts
 from tests.testbed.paths.flows import plan_by_lockstep
 from tests.testbed.paths.gloo_trials import GlooOptions, GlooRun, Reroute, reroute_gloo, run_gloo
@@ -32,7 +32,8 @@ def measure(quick: bool, note: Note) -> tuple[Figure, ...]:
         note(f"{pairs} pairs of trials on {hosts} hosts: random ports, planned ports")
         figures += describe_pairs(run_pairs(topology, plan_by_lockstep, TrialOptions(pairs=pairs)))
         note(f"cutting links under {hosts} hosts")
-        links = _links_to_cut(topology, 1 if quick else 8)
+        between, most = fabric_links(topology), 1 if quick else 8
+        links = between[:: max(1, len(between) // most)][:most]
         figures += describe_cuts(hosts, run_cuts(topology, plan_by_lockstep, links, CutOptions(TrialOptions())))
     if not quick:
         with tempfile.TemporaryDirectory() as folder:
@@ -103,9 +104,3 @@ def describe_loops(timelines: Sequence[Timeline]) -> Iterator[Figure]:
         yield Figure(
             "slow link: step after over before", median(ratios), "x", higher_is_better=False, reference=beside
         )
-
-
-def _links_to_cut(topology: Topology, most: int) -> list[str]:
-    hosts = {host.id for host in topology.hosts}
-    inside = [link.id for link in topology.links if link.a.partition("/")[0] not in hosts]
-    return inside[:: max(1, len(inside) // most)][:most]

@@ -6,6 +6,7 @@ other histories: there is one of each kind. What is saved is work that gets done
 """
 
 import random
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -284,13 +285,8 @@ def find_least(is_enough: Callable[[int], bool], most: int) -> int | None:
     >>> find_least(lambda spares: spares >= 7, 80)
     7
     """
-    if not is_enough(most):
-        return None
-    low, high = 0, most
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_enough(middle) else (middle + 1, high)
-    return high
+    least = bisect_left(range(most + 1), True, key=is_enough)
+    return least if least <= most else None
 
 
 def bootstrap(values: Sequence[float]) -> tuple[float, float]:

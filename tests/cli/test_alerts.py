@@ -45,7 +45,9 @@ def to(api: Api) -> tuple[str, ...]:
     return ("--server", str(api.client.base_url), "--token", api.make_token("admin"))
 
 
-def test_receivers_are_listed_with_how_they_do(lockstep: Run, api: Api, to: tuple[str, ...]) -> None:
+def test_receivers_are_listed_and_messages_to_them_listed_and_replayed(
+    lockstep: Run, api: Api, to: tuple[str, ...]
+) -> None:
     listed = lockstep("alerts", "list", *to)
     assert listed.code == 0
     assert "disabled" in listed.out
@@ -54,6 +56,13 @@ def test_receivers_are_listed_with_how_they_do(lockstep: Run, api: Api, to: tupl
     assert lockstep("alerts", "enable", "ops", "--why", "it is back", *to).code == 0
     assert list_health(api.parts.control)["ops"].disabled_because is None
     assert list_audit(api.parts.control, 1)[0].why == "it is back"
+    listed = lockstep("alerts", "deliveries", "ops", "--state", "waiting", *to)
+    assert make_notification().id in listed.out
+    assert json.loads(lockstep("alerts", "deliveries", "ops", "--json", *to).out)["items"][0]["state"] == "waiting"
+    assert lockstep("alerts", "replay", "ops", make_notification().id, "--why", "they lost it", *to).code == 0
+    assert list_audit(api.parts.control, 1)[0].why == "they lost it"
+    assert [each.state for each in list_deliveries(api.parts.control, "ops")] == ["waiting"]
+    check_failure(lockstep("alerts", "test", "nobody", *to), "there is no target 'nobody'")
 
 
 def test_test_message_tells_by_its_exit_code(lockstep: Run, receiver: Receiver, to: tuple[str, ...]) -> None:
@@ -62,15 +71,3 @@ def test_test_message_tells_by_its_exit_code(lockstep: Run, receiver: Receiver, 
     receiver.reply = answer(500)
     ill = lockstep("alerts", "test", "ops", *to)
     assert (ill.code, ill.out) == (1, "ops: not delivered: HTTP 500\n")
-
-
-def test_messages_are_listed_and_replayed_and_a_refusal_is_one_sentence(
-    lockstep: Run, api: Api, to: tuple[str, ...]
-) -> None:
-    listed = lockstep("alerts", "deliveries", "ops", "--state", "waiting", *to)
-    assert make_notification().id in listed.out
-    assert json.loads(lockstep("alerts", "deliveries", "ops", "--json", *to).out)["items"][0]["state"] == "waiting"
-    assert lockstep("alerts", "replay", "ops", make_notification().id, "--why", "they lost it", *to).code == 0
-    assert list_audit(api.parts.control, 1)[0].why == "they lost it"
-    assert [each.state for each in list_deliveries(api.parts.control, "ops")] == ["waiting"]
-    check_failure(lockstep("alerts", "test", "nobody", *to), "there is no target 'nobody'")

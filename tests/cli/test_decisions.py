@@ -34,7 +34,9 @@ def to(api: Api) -> tuple[str, ...]:
     return ("--server", str(api.client.base_url), "--token", api.make_token("act"))
 
 
-def test_decisions_are_listed_and_shown_with_every_alternative(lockstep: Run, to: tuple[str, ...]) -> None:
+def test_decisions_are_listed_with_every_alternative_and_a_person_s_word_reaches_the_planner(
+    lockstep: Run, to: tuple[str, ...], api: Api
+) -> None:
     listed, shown = lockstep("decisions", "list", *to), lockstep("decisions", "show", "d1", *to)
     assert (listed.code, shown.code) == (0, 0)
     assert "a spare is cheaper than waiting" in listed.out
@@ -42,11 +44,6 @@ def test_decisions_are_listed_and_shown_with_every_alternative(lockstep: Run, to
     assert "goes on slowly" in shown.out
     assert "advice: save every 9 min" in shown.out
     assert json.loads(lockstep("decisions", "show", "d1", "--json", *to).out)["id"] == "d1"
-
-
-def test_word_of_a_person_reaches_the_planner_and_a_refusal_is_one_sentence(
-    lockstep: Run, api: Api, to: tuple[str, ...]
-) -> None:
     for kind in ("approve", "reject", "undo"):
         outcome = lockstep("decisions", kind, "d1", "--why", "I know", *to)
         assert (outcome.code, outcome.err) == (0, "")

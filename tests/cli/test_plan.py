@@ -8,11 +8,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
-import typer
-from typer.testing import CliRunner, Result
 
-from cli.plan import plan_of_recovery
-from lockstep.errors import BadInput
 from lockstep.fabrics import leaf_spine
 from lockstep.topology import dump_topology
 from tests.cli.commands import Outcome, Run, check_failure
@@ -32,12 +28,19 @@ def plan(lockstep: Run, folder: Path, *more: object, flows: str = "flows.json") 
     return lockstep("plan", "paths", "--topology", folder / "topology.json", "--flows", folder / flows, *more)
 
 
-def test_every_flow_has_its_links_and_the_plan_its_figures(lockstep: Run, folder: Path) -> None:
+def test_every_flow_has_its_links_and_a_lost_link_moves_only_what_went_over_it(lockstep: Run, folder: Path) -> None:
     outcome = plan(lockstep, folder, "--json")
     written = json.loads(outcome.out)
     assert (outcome.code, written["max_load"], written["bound"]) == (0, 1.0, 1.0)
     assert written["flows"]["0"][0] == "h0/eth0--leaf0"
     assert all(len(links) == 4 for links in written["flows"].values())
+    plan(lockstep, folder, "--out", folder / "plan.json")
+    held = json.loads((folder / "plan.json").read_text())
+    hit = {name for name, links in held["flows"].items() if "leaf0--spine1" in links}
+    outcome = plan(lockstep, folder, "--before", folder / "plan.json", "--without", "link:leaf0--spine1", "--json")
+    now = json.loads(outcome.out)
+    assert now["moved"]["must"] == len(hit) == 2
+    assert not any("leaf0--spine1" in links for links in now["flows"].values())
 
 
 @pytest.mark.parametrize("name", ["flows.csv", "flows.parquet", "flows.jsonl"])
@@ -53,16 +56,6 @@ def test_rows_of_all_kinds_of_files_give_the_same_plan(lockstep: Run, folder: Pa
     assert json.loads(plan(lockstep, folder, "--json", flows=name).out) == json.loads(
         plan(lockstep, folder, "--json").out
     )
-
-
-def test_a_lost_link_moves_only_what_went_over_it(lockstep: Run, folder: Path) -> None:
-    plan(lockstep, folder, "--out", folder / "plan.json")
-    held = json.loads((folder / "plan.json").read_text())
-    hit = {name for name, links in held["flows"].items() if "leaf0--spine1" in links}
-    outcome = plan(lockstep, folder, "--before", folder / "plan.json", "--without", "link:leaf0--spine1", "--json")
-    now = json.loads(outcome.out)
-    assert now["moved"]["must"] == len(hit) == 2
-    assert not any("leaf0--spine1" in links for links in now["flows"].values())
 
 
 def test_a_person_reads_sentences_and_a_picture_and_nccl_gets_advice(lockstep: Run, folder: Path) -> None:
@@ -113,9 +106,6 @@ def test_the_worked_example_is_printed_with_its_bound_and_baseline(lockstep: Run
         "re-routed, decoupled, staggered": 27.0,
     }
     assert written["bound"] == {"period": 27.0, "makespan": 29.0}
-
-
-def test_people_get_a_table_and_a_sentence(lockstep: Run) -> None:
     outcome = schedule(lockstep, "--failed", "1,2")
     assert "re-routed, decoupled, staggered  27    100.0%" in outcome.out
     assert "none that is staggered below 27" in outcome.err
@@ -151,58 +141,44 @@ def test_nonsense_is_refused_in_a_sentence(lockstep: Run, tmp_path: Path) -> Non
 CLUSTER = Path(__file__).parents[1] / "data" / "recovery" / "cluster.json"
 
 
-def plan_recovery(*more: object, cluster: Path = CLUSTER) -> Result:
-    app = typer.Typer()
-    app.command()(plan_of_recovery)
-    return CliRunner().invoke(app, ["--cluster", str(cluster), *map(str, more)])
+def plan_recovery(lockstep: Run, *more: object, cluster: Path = CLUSTER) -> Outcome:
+    return lockstep("plan", "recovery", "--cluster", cluster, *more)
 
 
-def test_a_program_reads_the_plan_and_its_alternatives() -> None:
-    outcome = plan_recovery("--event", "node_lost:h9", "--json")
-    assert outcome.exit_code == 0, outcome.output
-    written = json.loads(outcome.stdout)
+def test_a_recovery_is_read_with_its_alternatives_by_programs_and_by_people(lockstep: Run) -> None:
+    outcome = plan_recovery(lockstep, "--event", "node_lost:h9", "--json")
+    assert outcome.code == 0, outcome.err
+    written = json.loads(outcome.out)
     assert "h9" in written["jobs"]["code"]["given_up"]
     assert written["jobs"]["code"]["reasons"]["h9"] == "lost: it cannot be used"
     assert all("h9" not in job["nodes"] and "h19" not in job["nodes"] for job in written["jobs"].values())
     assert written["jobs"]["search"]["after"] >= 2
     assert [other["name"] for other in written["alternatives"]] == ["do nothing", "only the jobs that were hit"]
     assert all(other["value"] <= written["value"] for other in written["alternatives"])
+    outcome = plan_recovery(lockstep, "--event", "node_lost:h3")
+    assert outcome.code == 0, outcome.err
+    assert re.match(r"chat 8 -> \d+ nodes by ", outcome.out)
+    assert "instead: do nothing (jobs that were hit stand still, the others go on; worth" in outcome.out
+    assert re.search(r"search +\d -> \d", outcome.out)
 
 
-def test_a_person_reads_a_sentence_a_table_and_what_else_could_be_done() -> None:
-    outcome = plan_recovery("--event", "node_lost:h3")
-    assert outcome.exit_code == 0, outcome.output
-    assert re.match(r"chat 8 -> \d+ nodes by ", outcome.stdout)
-    assert "instead: do nothing (jobs that were hit stand still, the others go on; worth" in outcome.stdout
-    assert re.search(r"search +\d -> \d", outcome.stdout)
-
-
-def test_without_an_event_the_cluster_is_planned_as_it_is_and_who_starts_gets_nodes() -> None:
-    written = json.loads(plan_recovery("--json").stdout)
+def test_without_an_event_the_cluster_is_planned_as_it_is_and_who_starts_gets_nodes(lockstep: Run) -> None:
+    written = json.loads(plan_recovery(lockstep, "--json").out)
     assert "h19" not in [name for job in written["jobs"].values() for name in job["nodes"]]
     assert "tiny" not in written["jobs"]
-    tiny = json.loads(plan_recovery("--event", "job_starts:tiny", "--json").stdout)["jobs"]["tiny"]
+    tiny = json.loads(plan_recovery(lockstep, "--event", "job_starts:tiny", "--json").out)["jobs"]["tiny"]
     assert (tiny["before"], tiny["after"], tiny["action"]) == (0, 2, "start")
 
 
-@pytest.mark.parametrize(
-    ("event", "sentence"),
-    [
-        ("node_lost:h99", "there is no node h99"),
-        ("h3", "event h3: expected KIND:NAME"),
-        ("job_ends:tiny", "there is no job tiny among chat, code, search"),
-    ],
-)
-def test_an_event_that_cannot_happen_is_refused_in_a_sentence(event: str, sentence: str) -> None:
-    outcome = plan_recovery("--event", event)
-    assert isinstance(outcome.exception, BadInput)
-    assert sentence in str(outcome.exception)
-    assert outcome.stdout == ""
-
-
-def test_too_few_nodes_for_what_must_run_are_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_what_cannot_happen_or_cannot_run_is_refused_in_a_sentence(lockstep: Run, tmp_path: Path) -> None:
+    for event, sentence in {
+        "node_lost:h99": "there is no node h99",
+        "h3": "event h3: expected KIND:NAME",
+        "job_ends:tiny": "there is no job tiny among chat, code, search",
+    }.items():
+        check_failure(plan_recovery(lockstep, "--event", event), sentence)
     (tmp_path / "c.json").write_text(
         json.dumps({"nodes": [{"name": "h0"}], "jobs": [{"id": "a", "throughput": {"2": 1.0}, "may_stop": False}]})
     )
-    outcome = plan_recovery(cluster=tmp_path / "c.json")
-    assert str(outcome.exception) == "the jobs need at least 2 nodes together, and 1 can be used"
+    outcome = plan_recovery(lockstep, cluster=tmp_path / "c.json")
+    check_failure(outcome, "the jobs need at least 2 nodes together, and 1 can be used")

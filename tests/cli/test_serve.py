@@ -50,8 +50,27 @@ def test_paths_without_a_topology_are_one_sentence(lockstep: Run) -> None:
     check_failure(outcome, "planner.paths needs to know the fabric: set analyzer.topology, or ")
 
 
+def serve(service: str, address: str, environment: dict[str, str]) -> str:
+    """Let a service run until it is ready, tell it to stop, and return what it said."""
+    command = [LOCKSTEP, "serve", service]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        eventually(lambda: is_ready(address))
+        process.send_signal(signal.SIGTERM)
+        _, messages = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0
+    assert "Traceback" not in messages
+    return messages
+
+
+def check_role_is_free(role: str, state: Path) -> None:
+    with open_control(f"sqlite:///{state}/control.db") as control:
+        successor = take_lease(control, role, "another", 1, now_ns=1)
+    assert successor is not None
+    assert successor.generation == 2
+
+
 @pytest.mark.slow
-def test_planner_with_paths_keeps_both_duties_up(tmp_path: Path) -> None:
+def test_planner_with_paths_keeps_both_duties_up_and_lets_go_of_its_role(tmp_path: Path) -> None:
     address, topology = free_address(), tmp_path / "topology.json"
     topology.write_text(dump_topology(leaf_spine(hosts=2, nics_per_host=1, leaves=2, spines=2)))
     environment = environment_for(
@@ -61,33 +80,16 @@ def test_planner_with_paths_keeps_both_duties_up(tmp_path: Path) -> None:
         LOCKSTEP_ANALYZER_TOPOLOGY=str(topology),
     )
     subprocess.run([LOCKSTEP, "store", "migrate"], env=environment, check=True, capture_output=True)
-    with subprocess.Popen(
-        [LOCKSTEP, "serve", "planner"], env=environment, stderr=subprocess.PIPE, text=True
-    ) as process:
-        eventually(lambda: is_ready(address))
-        process.send_signal(signal.SIGTERM)
-        _, messages = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0
+    messages = serve("planner", address, environment)
     assert re.findall(r'"service": "(\w+)"', messages) == ["planner", "paths"]
+    check_role_is_free("planner", tmp_path / "state")
 
 
-@pytest.mark.parametrize("service", ["planner", "analyzer"])
-def test_service_is_ready_until_it_is_told_to_stop_and_lets_go_of_its_role(tmp_path: Path, service: str) -> None:
+def test_analyzer_is_ready_until_it_is_told_to_stop_and_lets_go_of_its_role(tmp_path: Path) -> None:
     address = free_address()
-    environment = environment_for(tmp_path, **{f"LOCKSTEP_{service}_LISTEN".upper(): address})
-    with subprocess.Popen(
-        [LOCKSTEP, "serve", service], env=environment, stderr=subprocess.PIPE, text=True
-    ) as process:
-        eventually(lambda: is_ready(address))
-        process.send_signal(signal.SIGTERM)
-        _, messages = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0
+    messages = serve("analyzer", address, environment_for(tmp_path, LOCKSTEP_ANALYZER_LISTEN=address))
     assert re.search(r'"event": "service is up"', messages)
-    assert "Traceback" not in messages
-    with open_control(f"sqlite:///{tmp_path}/control.db") as control:
-        successor = take_lease(control, service, "another", 1, now_ns=1)
-    assert successor is not None
-    assert successor.generation == 2
+    check_role_is_free("analyzer", tmp_path)
 
 
 def told(**changes: object) -> Incident:
@@ -135,7 +137,7 @@ def test_service_whose_port_is_taken_is_one_sentence(lockstep: Run, state: Path,
     assert section != "API" or not state.exists(), "a clash leaves no trace"
 
 
-def test_store_and_its_nodes_are_those_of_the_settings() -> None:
+def test_store_is_that_of_the_settings_and_an_embedded_one_is_brought_up_to_date(tmp_path: Path) -> None:
     assert unique_holder() != unique_holder()
     store = StoreSettings(url="http://db/telemetry", cluster="main", replicated=True)
     assert layout_of(Settings(store=store)) == Layout("telemetry", "main", True)
@@ -143,16 +145,13 @@ def test_store_and_its_nodes_are_those_of_the_settings() -> None:
     cluster = Settings(store=StoreSettings(url="http://a/x", nodes=("http://a/x", "http://b/x")))
     assert node_urls(alone) == ("http://a/x",)
     assert node_urls(cluster) == ("http://a/x", "http://b/x")
-
-
-def test_embedded_store_is_brought_up_to_date_when_a_service_opens_it(tmp_path: Path) -> None:
     settings = Settings(state_dir=tmp_path)
     with opened_store(settings) as store:
         prepare_embedded(store, settings, now_ns=1)
         check_migrated(store, layout_of(settings))
 
 
-def test_bad_settings_stop_the_command_with_all_complaints(lockstep: Run) -> None:
+def test_bad_settings_stop_the_command_with_all_complaints_and_name_their_file(lockstep: Run, tmp_path: Path) -> None:
     outcome = lockstep("token", "list", LOCKSTEP_NO_SUCH="1", LOCKSTEP_API_LISTEN="nowhere", LOCKSTEP_LEASE_S="-1")
     assert (outcome.code, outcome.out) == (1, "")
     assert outcome.err.splitlines() == [
@@ -161,9 +160,6 @@ def test_bad_settings_stop_the_command_with_all_complaints(lockstep: Run) -> Non
         "  - lease_s: input should be greater than 0",
         "  - api.listen: value error, 'nowhere' is not host:port",
     ]
-
-
-def test_settings_file_of_the_option_wins_and_one_that_is_not_there_is_named(lockstep: Run, tmp_path: Path) -> None:
     chosen = tmp_path / "chosen.toml"
     chosen.write_text("colour = 1\n")
     outcome = lockstep("--config", chosen, "token", "list", LOCKSTEP_CONFIG=str(tmp_path / "absent.toml"))
@@ -173,9 +169,6 @@ def test_settings_file_of_the_option_wins_and_one_that_is_not_there_is_named(loc
     outcome = lockstep("--config", tmp_path / "absent.toml", "token", "list")
     assert outcome.code == 1
     assert f"{tmp_path}/absent.toml" in outcome.err
-
-
-def test_state_directory_that_cannot_be_made_is_named(lockstep: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     outcome = lockstep("token", "create", "x", LOCKSTEP_STATE_DIR=str(tmp_path / "file" / "below"))
     check_failure(outcome, f"cannot make the state directory {tmp_path}/file/below (Not a directory)")

@@ -33,13 +33,10 @@ from tests.deploy.unit_file import read_unit
 TEMPLATES = "\n".join(file.read_text() for file in sorted((DIRECTORY / "templates").iterdir()))
 
 
-def test_plain_manifest_is_the_chart_with_its_defaults(update_golden: bool) -> None:
+def test_chart_is_of_this_release_and_the_plain_manifest_is_the_chart_with_its_defaults(update_golden: bool) -> None:
     if update_golden:
         MANIFEST.write_text(render_chart())
     assert MANIFEST.read_text() == render_chart(), "run this test with --update-golden"
-
-
-def test_chart_and_image_are_of_this_release() -> None:
     assert (chart()["version"], chart()["appVersion"]) == (__version__, __version__)
     assert make_pod().container["image"] == f"lockstep-collector:{__version__}"
     assert f"--tag lockstep-collector:{__version__}" in (REPO / "deploy/Dockerfile").read_text()
@@ -150,21 +147,15 @@ def test_rings_logs_and_spool_are_the_nodes_and_the_token_its_own() -> None:
     assert mount["readOnly"]
 
 
-def test_the_kubelet_asks_where_the_collector_listens_and_stops_it_as_patiently_as_systemd() -> None:
+def test_limits_bind_no_cpu_that_training_needs_and_the_kubelet_is_as_patient_as_systemd() -> None:
     host, port = split_listen(POD.settings.collector.listen)
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         assert POD.probe_url(probe) == f"http://{host}:{port}/metrics"
     assert POD.spec["terminationGracePeriodSeconds"] == int(UNIT.only("TimeoutStopSec"))
-
-
-def test_limits_leave_room_for_the_buffer_twice_and_bind_no_cpu_that_training_needs() -> None:
     limit, requests = POD.container["resources"]["limits"]["memory"], POD.container["resources"]["requests"]
     assert mebibytes(limit) >= 150 + 2 * POD.settings.collector.buffer_mb
     assert mebibytes(limit) == mebibytes(f"{UNIT.only('MemoryMax')}i")
     assert requests == {"cpu": "50m", "memory": "192Mi"}
-
-
-def test_two_agents_never_share_a_node_and_dead_or_tainted_nodes_do_not_stop_a_roll_out() -> None:
     strategy = DAEMON_SET["updateStrategy"]["rollingUpdate"]
     assert strategy["maxSurge"] == 0
     assert re.fullmatch(r"[2-9]%|[1-9]\d%", strategy["maxUnavailable"])

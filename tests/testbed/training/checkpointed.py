@@ -4,14 +4,12 @@ Each process is a rank, numbered by Slurm (SLURM_PROCID, SLURM_NTASKS) or torchr
 through a file in --rendezvous, or at MASTER_ADDR and MASTER_PORT. With --ranks N one process forks all of them on
 loopback. The global batch is the same on any number of ranks, so the losses go on where the checkpoint ends.
 
-The model is sharded over a mesh of data-parallel and tensor-parallel ranks. Whatever the mesh, it begins with the
-same values, a step sees the same samples, and the loss is the mean over all of them. Checkpoints are in torch's
-distributed format: `step-12` holds the state after step 12; it is written as `step-12.part` and gets its name when
-every rank's file and, last of all, `.metadata` are there.
+Checkpoints are in torch's distributed format, complete or not there, and loaded on any mesh: `step-12` holds the
+state after step 12; it is written as `step-12.part` and gets its name when every rank's file and, last of all,
+`.metadata` are there.
 """
 
 import argparse
-import math
 import os
 import re
 import shutil
@@ -23,22 +21,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
-import torch
 from pydantic import Field
-from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from lockstep.errors import BadInput, LockstepError
 from lockstep.verdict import Frozen
-from tests.testbed.training.exchange import Seat, files_at, find_seat, meet, part
 from tests.testbed.training.forking import fork_child
+from tests.testbed.training.meeting import Seat, files_at, find_seat, meet, part
 
 if TYPE_CHECKING:  # torch is heavy, and who only asks for the newest checkpoint does not need it
-    from tests.testbed.training.checkpointed import Sharded
+    from tests.testbed.training.sharded import Sharded
 
 RESUME_FROM = "LOCKSTEP_RESUME_FROM"
 _NAME = re.compile(r"step-(\d+)")
@@ -98,10 +90,6 @@ def _state(sharded: "Sharded", step: int) -> dict[str, Any]:  # nested dicts of 
     return {"model": model, "optimizer": optimizer, "step": step}
 
 
-if TYPE_CHECKING:  # torch comes with it
-    from tests.testbed.training.checkpointed import Sharded
-
-
 class LoggedStep(Frozen):
     """One line of the log; after a restart steps may come again, and the last line of a step counts."""
 
@@ -145,7 +133,7 @@ def run_rank(seat: Seat, options: JobOptions) -> None:
     """Be a rank from the newest checkpoint to the last step."""
     import torch
 
-    from tests.testbed.training.checkpointed import build_sharded
+    from tests.testbed.training.sharded import build_sharded
 
     replicas, tensor_parallel = options.layout or (seat.ranks, 1)
     if replicas * tensor_parallel != seat.ranks:
@@ -164,7 +152,7 @@ def run_ranks(ranks: int, options: JobOptions) -> None:
     from torch import _dynamo  # noqa: F401
     from torch.distributed.checkpoint import state_dict  # noqa: F401
 
-    import tests.testbed.training.checkpointed  # noqa: F401
+    import tests.testbed.training.sharded  # noqa: F401
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     with tempfile.TemporaryDirectory() as folder:
@@ -202,7 +190,7 @@ def _train(sharded: "Sharded", resumed_from: int, options: JobOptions) -> None:
     """Do the steps that are left, each with its line and some with a checkpoint."""
     from torch import distributed
 
-    from tests.testbed.training.checkpointed import train_step
+    from tests.testbed.training.sharded import train_step
 
     replicas, tensor_parallel = sharded.mesh.shape
     for step in range(resumed_from + 1, options.steps + 1):
@@ -240,74 +228,3 @@ def _parser() -> argparse.ArgumentParser:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
-
-
-WIDTH = 16
-BLOCKS = 3
-GLOBAL_BATCH = 12  # samples of a step; three ranks get four each, two get six, five get two or three
-_LEARNING_RATE = 0.01
-
-
-class Block(nn.Module):  # type: ignore[misc]  # mypy does not read torch
-    """A residual block; its norm makes gradients of all parameters depend on each other."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 2 * width)
-        self.down = nn.Linear(2 * width, width)
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Return the values with the block's share added."""
-        hidden = nn.functional.gelu(self.up(self.norm(values)))
-        return values + self.down(hidden)
-
-
-def fill(parameter: nn.Parameter, name: str) -> None:
-    """Give a parameter the values that belong to its name."""
-    with torch.no_grad():
-        spread = 1 / math.sqrt(parameter.shape[-1])
-        drawn = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(crc32(name.encode()))) * spread
-        parameter.copy_(drawn + 1 if name.endswith("norm.weight") else drawn)
-
-
-@dataclass(frozen=True, slots=True)
-class Sharded:
-    """This rank's part of the model and of its optimizer."""
-
-    mesh: DeviceMesh
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-
-
-def build_sharded(replicas: int, tensor_parallel: int) -> Sharded:
-    """Return the model at its beginning; all ranks of the default group call this together."""
-    mesh = init_device_mesh("cpu", (replicas, tensor_parallel), mesh_dim_names=("dp", "tp"))
-    model = nn.Sequential(*(Block(WIDTH) for _ in range(BLOCKS)))
-    for name, parameter in model.named_parameters():
-        fill(parameter, name)
-    for block in model:
-        parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
-        fully_shard(block, mesh=mesh["dp"])
-    fully_shard(model, mesh=mesh["dp"])
-    return Sharded(mesh, model, torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE))
-
-
-def train_step(sharded: Sharded, step: int) -> float:
-    """Do one step; return its loss over the samples of all ranks."""
-    dp = sharded.mesh["dp"]
-    inputs, targets = _own_share(step, dp.get_local_rank(), dp.size())
-    loss = (sharded.model(inputs) - targets).square().sum() / (GLOBAL_BATCH * WIDTH)
-    (loss * dp.size()).backward()  # gradients are averaged over the replicas, and the loss is a sum over them
-    sharded.optimizer.step()
-    sharded.optimizer.zero_grad()
-    total = loss.detach().clone()
-    distributed.all_reduce(total, group=dp.get_group())
-    return float(total)
-
-
-def _own_share(step: int, replica: int, replicas: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(crc32(f"samples of step {step}".encode()))
-    inputs, targets = torch.randn(2, GLOBAL_BATCH, WIDTH, generator=generator)
-    own = slice(GLOBAL_BATCH * replica // replicas, GLOBAL_BATCH * (replica + 1) // replicas)
-    return inputs[own], targets[own]
