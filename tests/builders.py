@@ -1,7 +1,6 @@
 """Short constructors for records and rows, with sensible defaults, so that a test names only what it is about."""
 
 import dataclasses
-from functools import cache
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -112,10 +111,9 @@ def make(record: type[R], **fields: Any) -> R:
     known = record.__dataclass_fields__
     shared = {name: value for name, value in _SHARED.items() if name in known}
     job = _JOB if "job" in known else {}
-    return record(**{**_blank(record), **shared, **job, **_COMMON.get(record, {}), **fields})
+    return record(**{**_BLANKS[record], **shared, **job, **_COMMON.get(record, {}), **fields})
 
 
-@cache
 def _blank(record: type[HostRecord]) -> dict[str, Any]:
     """Return null, zero or nothing for the fields of a record that have no default of their own."""
     hints, blank = get_type_hints(record), {int: 0, str: ""}
@@ -123,6 +121,9 @@ def _blank(record: type[HostRecord]) -> dict[str, Any]:
     return {
         name: blank.get(hints[name]) for name in needed if hints[name] in blank or NoneType in get_args(hints[name])
     }
+
+
+_BLANKS = {table.record: _blank(table.record) for table in TABLES}
 
 
 def rows(*records: HostRecord) -> pa.Table:

@@ -146,9 +146,9 @@ def test_store_is_that_of_the_settings_and_an_embedded_one_is_brought_up_to_date
     assert node_urls(alone) == ("http://a/x",)
     assert node_urls(cluster) == ("http://a/x", "http://b/x")
     settings = Settings(state_dir=tmp_path)
-    with opened_store(settings) as store:
-        prepare_embedded(store, settings, now_ns=1)
-        check_migrated(store, layout_of(settings))
+    with opened_store(settings) as opened:
+        prepare_embedded(opened, settings, now_ns=1)
+        check_migrated(opened, layout_of(settings))
 
 
 def test_bad_settings_stop_the_command_with_all_complaints_and_name_their_file(lockstep: Run, tmp_path: Path) -> None:

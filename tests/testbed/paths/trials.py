@@ -29,9 +29,8 @@ from tests.testbed.paths.shim import ShimFiles, build
 from tests.testbed.paths.traffic import Rates, Traffic
 
 SPINES = 4
-RECOVERED = (
-    0.9  # share of the ideal from which on a round counts as good: the floor of 95 %, and noise of single ones
-)
+# Share of the ideal from which on a round counts as good: the floor of 95 %, and noise of single ones.
+RECOVERED = 0.9
 _LEASE_S = 60
 
 
