@@ -211,7 +211,7 @@ def _sizes(scores: Sequence[Score]) -> Iterator[Figure]:
         for group in _FLOORS:
             tally = Tally([score for score in scores if score.ranks == ranks and score.group == group])
             if tally.faults:
-                yield Figure(f"{ranks:,} ranks, {group}: recall", tally.recall, "%", None, None, True, tally.beside())
+                yield Figure(f"{ranks:,} ranks, {group}: recall", tally.recall, "%", reference=tally.beside())
 
 
 def _peer(name: str, scores: Sequence[Score], ours: Sequence[Score]) -> Iterator[Figure]:
@@ -221,8 +221,8 @@ def _peer(name: str, scores: Sequence[Score], ours: Sequence[Score]) -> Iterator
     if chosen:
         tally, beside = Tally([scores[index] for index in chosen]), Tally([ours[index] for index in chosen])
         note = f"our re-implementation, on {own} scenarios; the analyzer there {{:.1f}} %"
-        yield Figure(f"peer {name}: recall", tally.recall, "%", None, None, True, note.format(beside.recall))
-        yield Figure(f"peer {name}: precision", tally.precision, "%", None, None, True, note.format(beside.precision))
+        yield Figure(f"peer {name}: recall", tally.recall, "%", reference=note.format(beside.recall))
+        yield Figure(f"peer {name}: precision", tally.precision, "%", reference=note.format(beside.precision))
     alarms = Tally(scores)
     if alarms.healthy_hours:
         per_hour = alarms.alarms / alarms.healthy_hours
@@ -233,7 +233,7 @@ def _families(scores: Sequence[Score]) -> Iterator[Figure]:
     for family in sorted({score.family for score in scores}):
         tally = Tally([score for score in scores if score.family == family])
         if tally.faults:
-            yield Figure(f"family {family}: recall", tally.recall, "%", None, None, True, tally.beside())
+            yield Figure(f"family {family}: recall", tally.recall, "%", reference=tally.beside())
         else:
             yield Figure(f"family {family}: false alarms", tally.alarms, "", None, 0, False, tally.beside())
 

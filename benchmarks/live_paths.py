@@ -82,9 +82,7 @@ def describe_reroute(scenario: Reroute) -> Iterator[Figure]:
     """Yield the step times of a gloo job before, through and after a slow link."""
     before, through = f"before {scenario.healthy_ms:.0f} ms", f"through the slow link {scenario.degraded_ms:.0f} ms"
     beside = f"{before}, {through}; moved in {scenario.took_s:.2f} s"
-    yield Figure(
-        "gloo around a slow link: step time", scenario.moved_ms, "ms", higher_is_better=False, reference=beside
-    )
+    yield Figure("gloo around a slow link: step time", scenario.moved_ms, "ms", reference=beside)
 
 
 def describe_loops(timelines: Sequence[Timeline]) -> Iterator[Figure]:
@@ -95,12 +93,8 @@ def describe_loops(timelines: Sequence[Timeline]) -> Iterator[Figure]:
     back = [each.after_s(each.back.end_ns) for each in closed if each.back]
     if planned and back:
         beside = f"planned after {median(planned):.1f} s; slowest {max(back):.1f} s"
-        yield Figure(
-            "slow link: seconds to the usual pace", median(back), "s", higher_is_better=False, reference=beside
-        )
+        yield Figure("slow link: seconds to the usual pace", median(back), "s", reference=beside)
         ratios = [(each.back_s or 0.0) / each.usual_s for each in closed]
         through = median((each.slow_s or 0.0) / each.usual_s for each in closed)
         beside = f"through the slow link {through:.2f}"
-        yield Figure(
-            "slow link: step after over before", median(ratios), "x", higher_is_better=False, reference=beside
-        )
+        yield Figure("slow link: step after over before", median(ratios), "x", reference=beside)
