@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 from lockstep.clock import NS_PER_S
 from lockstep.tables import TABLE_BY_NAME
 
-RECORDED = ("collectives", "op_stats", "transfers", "transfer_stats", "progress", "connections", "step_samples")
 _WHEN = {"collectives": "enqueue_ns", "transfers": "first_ns", "step_samples": "posted_ns", "steps": "end_ns"}
 _KNOWN_AT = {"collectives": "end_ns", "transfers": "last_ns", "step_samples": "done_ns"}  # then a row can be sent
 _KEPT = ("comms", "connections", "paths", "agents")  # said again and again by real agents: never lost for good

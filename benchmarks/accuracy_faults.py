@@ -61,10 +61,6 @@ def _expected(at_s: float, fault_class: FaultClass, component: str, **more: obje
     return Expectation.model_validate(fields | more)
 
 
-def _nothing(random: Random, place: Place) -> Broken:
-    return Broken()
-
-
 def _wire(effect: str, fault_class: FaultClass, what: str) -> Break:
     """Return what breaks a NIC, or the cable to its leaf, in one direction or both."""
 
@@ -175,7 +171,7 @@ def _telemetry(random: Random, place: Place) -> Broken:
 
 
 KINDS: Mapping[str, tuple[Break, float]] = {
-    "healthy": (_nothing, 9.0),
+    "healthy": (lambda random, place: Broken(), 9.0),
     "slow NIC": (_wire("to {} %", "comm_slow", "nic"), 4.0),
     "slow host link": (_wire("to {} %", "comm_slow", "link"), 1.5),
     "slow leaf-spine link": (_between_switches, 1.0),

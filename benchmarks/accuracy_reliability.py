@@ -88,9 +88,7 @@ def _diagram(name: str, judged: Sequence[tuple[Named, bool]]) -> Iterator[Figure
         return
     said = sum(confidence for confidence, _ in told) / len(told)
     beside = f"{len(told)} verdicts, which said {100 * said:.0f} % in the mean"
-    yield Figure(
-        f"reliability: {name}", percent(sum(right for _, right in told), len(told)), "%", None, None, True, beside
-    )
+    yield Figure(f"reliability: {name}", percent(sum(right for _, right in told), len(told)), "%", reference=beside)
     for one in _fill_bins(told):
         if one.verdicts:
             low, high = (100 * bound for bound in interval(one.right, one.verdicts))

@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from scipy.stats import chi2
+
 from benchmarks.accuracy_reliability import interval, percent, show_reliability
 from benchmarks.accuracy_score import SEEDS_OF_SIZE, Group, Hit, Named, Score
 from benchmarks.figures import Figure
 
-_TAIL = 0.05  # of a one-sided bound that holds in 95 of 100 cases
 _S_PER_HOUR = 3_600.0
 
 
@@ -111,20 +112,12 @@ def upper_bound(events: int) -> float:
     >>> round(upper_bound(0), 3), round(upper_bound(2), 3)
     (2.996, 6.296)
     """
-    low, high = float(events), events + 10 * math.sqrt(events + 1) + 10
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if _chance_of_at_most(events, middle) > _TAIL else (low, middle)
-    return high
+    return float(chi2.ppf(0.95, 2 * (events + 1))) / 2
 
 
 def quantile(values: Sequence[float], share: float) -> float:
     """Return the value below which that share of sorted values lies; not a number when there are none."""
     return values[min(int(share * len(values)), len(values) - 1)] if values else math.nan
-
-
-def _chance_of_at_most(events: int, mean: float) -> float:
-    return sum(math.exp(k * math.log(mean) - mean - math.lgamma(k + 1)) for k in range(events + 1))
 
 
 _FLOORS: dict[Group, tuple[float, float]] = {"single strong": (97.0, 99.5), "hard": (90.0, 97.0)}
@@ -218,7 +211,7 @@ def _sizes(scores: Sequence[Score]) -> Iterator[Figure]:
         for group in _FLOORS:
             tally = Tally([score for score in scores if score.ranks == ranks and score.group == group])
             if tally.faults:
-                yield Figure(f"{ranks:,} ranks, {group}: recall", tally.recall, "%", None, None, True, tally.beside())
+                yield Figure(f"{ranks:,} ranks, {group}: recall", tally.recall, "%", reference=tally.beside())
 
 
 def _peer(name: str, scores: Sequence[Score], ours: Sequence[Score]) -> Iterator[Figure]:
@@ -228,8 +221,8 @@ def _peer(name: str, scores: Sequence[Score], ours: Sequence[Score]) -> Iterator
     if chosen:
         tally, beside = Tally([scores[index] for index in chosen]), Tally([ours[index] for index in chosen])
         note = f"our re-implementation, on {own} scenarios; the analyzer there {{:.1f}} %"
-        yield Figure(f"peer {name}: recall", tally.recall, "%", None, None, True, note.format(beside.recall))
-        yield Figure(f"peer {name}: precision", tally.precision, "%", None, None, True, note.format(beside.precision))
+        yield Figure(f"peer {name}: recall", tally.recall, "%", reference=note.format(beside.recall))
+        yield Figure(f"peer {name}: precision", tally.precision, "%", reference=note.format(beside.precision))
     alarms = Tally(scores)
     if alarms.healthy_hours:
         per_hour = alarms.alarms / alarms.healthy_hours
@@ -240,7 +233,7 @@ def _families(scores: Sequence[Score]) -> Iterator[Figure]:
     for family in sorted({score.family for score in scores}):
         tally = Tally([score for score in scores if score.family == family])
         if tally.faults:
-            yield Figure(f"family {family}: recall", tally.recall, "%", None, None, True, tally.beside())
+            yield Figure(f"family {family}: recall", tally.recall, "%", reference=tally.beside())
         else:
             yield Figure(f"family {family}: false alarms", tally.alarms, "", None, 0, False, tally.beside())
 

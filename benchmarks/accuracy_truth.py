@@ -68,7 +68,8 @@ def find_truth(world: World, facts: Facts) -> Known:
         if not why:
             known = replace(known, expect=(*known.expect, named))
             continue
-        more = {"also_right": (*named.also_right, f"job:{JOB}", *_hosts_of(fault, world))}
+        hosts = [f"host:{host}" for host in _host_ids(fault, world)]
+        more = {"also_right": (*named.also_right, f"job:{JOB}", *hosts)}
         known = replace(known, allowed=(*known.allowed, named.model_copy(update=more)), why=(*known.why, why))
     return known
 
@@ -104,13 +105,9 @@ def _check_cost(fault: Expectation, world: World, facts: Facts) -> str:
         return "" if rest_s >= _MISSES_S else "the capture ends too soon after"
     return (
         _check_standstill(fault, world, facts)
-        if fault.fault_class in STOPS_JOB or _is_mistake(world)
+        if fault.fault_class in STOPS_JOB or world.kind == "mismatch"
         else _check_slowdown(fault, world, facts)
     )
-
-
-def _is_mistake(world: World) -> bool:
-    return world.kind == "mismatch"
 
 
 def _check_standstill(fault: Expectation, world: World, facts: Facts) -> str:
@@ -204,7 +201,8 @@ def _with_names(fault: Expectation, world: World, facts: Facts) -> Expectation:
         knows_gpus = ("comms", "gpu") not in world.chain.columns
         ranks = () if knows_gpus else tuple(_ranks_of((component, *fault.also_right), world))
         return fault.model_copy(update={"also_right": (*fault.also_right, *ranks)})
-    names = [] if _knows_nics(world) else [f"host:{nic.partition('/')[0]}"]
+    knows_nics = world.scenario.telemetry.nics and ("transfers", "nic") not in world.chain.columns
+    names = [] if knows_nics else [f"host:{nic.partition('/')[0]}"]
     seen = _as_told(nic, world)
     names += [f"nic:{seen}"] if seen != nic else []
     pairs = {(_as_told(src, world), _as_told(dst, world)) for src, dst in facts.pairs}
@@ -228,10 +226,6 @@ def _ranks_of(parts: Iterable[str], world: World) -> Iterator[str]:
         )
 
 
-def _knows_nics(world: World) -> bool:
-    return world.scenario.telemetry.nics and ("transfers", "nic") not in world.chain.columns
-
-
 def _as_told(nic: str, world: World) -> str:
     """Return what rows call a NIC, such as h0/eth1: its device, or its host only."""
     host, name = nic.split("/")
@@ -250,7 +244,3 @@ def _host_ids(fault: Expectation, world: World) -> list[str]:
             found.add(f"h{int(name) // world.scenario.cluster.gpus_per_host}")
         found |= {split_end(end)[0] for end in name.split("--")} & hosts
     return sorted(found)
-
-
-def _hosts_of(fault: Expectation, world: World) -> list[str]:
-    return [f"host:{host}" for host in _host_ids(fault, world)]

@@ -339,7 +339,7 @@ def _beside(ours: Cost, theirs: PeerCost) -> Iterator[Figure]:
     yield Figure(f"hang, dumps of {ranks:,} ranks: Lockstep", ours.cpu_s, "CPU s", None, goal, False, note)
     false = len(theirs.named - {ABSENT})
     note = f"{len(theirs.named)} ranks called missing, {false} of them wrongly"
-    yield Figure(f"hang, dumps of {ranks:,} ranks: torchfrtrace", theirs.cpu_s, "CPU s", None, None, False, note)
+    yield Figure(f"hang, dumps of {ranks:,} ranks: torchfrtrace", theirs.cpu_s, "CPU s", reference=note)
 
 
 def _core(costs: Sequence[NumericCost]) -> Iterator[Figure]:
@@ -347,11 +347,11 @@ def _core(costs: Sequence[NumericCost]) -> Iterator[Figure]:
     plain, *others = costs
     name = f"numeric core, {plain.ranks:,} ranks"
     where = "see the GPU below" if others else "no GPU here"
-    yield Figure(f"{name}: numpy", plain.cpu_s, "CPU s", None, None, False, f"{plain.rows:,} rows; {where}")
+    yield Figure(f"{name}: numpy", plain.cpu_s, "CPU s", reference=f"{plain.rows:,} rows; {where}")
     for cost in others:
         beside = f"{plain.wall_s / cost.wall_s:.1f} times as fast as numpy, copies included; figures of both "
         beside += "are the same" if cost.is_same else "DIFFER"
-        yield Figure(f"{name}: {cost.device}", cost.wall_s, "s", None, None, False, beside)
+        yield Figure(f"{name}: {cost.device}", cost.wall_s, "s", reference=beside)
 
 
 if __name__ == "__main__":

@@ -77,14 +77,14 @@ def _figures(
     refused = sum(answers.refused for answers in (listed, matrix, mixed, paced, jobs))
     return (
         Figure("incident list, 99th percentile", listed.percentile_ms(99), "ms", 200, 50, False, load),
-        Figure("incident list, requests", listed.per_s, "1/s", None, None, True, "100 incidents each"),
-        Figure("incident list, CPU of the API", cpu_ms, "ms each", None, None, False, "ingest included"),
+        Figure("incident list, requests", listed.per_s, "1/s", reference="100 incidents each"),
+        Figure("incident list, CPU of the API", cpu_ms, "ms each", reference="ingest included"),
         Figure("incident list, twice a second, 99th percentile", paced.percentile_ms(99), "ms", None, 50, False),
-        Figure("list of jobs, twice a second, 99th percentile", jobs.percentile_ms(99), "ms", None, None, False),
+        Figure("list of jobs, twice a second, 99th percentile", jobs.percentile_ms(99), "ms"),
         Figure("matrix of 1,024 ranks, 99th percentile", matrix.percentile_ms(99), "ms", 1_000, 250, False),
         Figure("matrix of 1,024 ranks, the first that is built", first.percentile_ms(50), "ms", 1_000, 250, False),
         Figure("matrix of 1,024 ranks, requests", matrix.per_s, "1/s"),
-        Figure("all reads in turn, 99th percentile", mixed.percentile_ms(99), "ms", None, None, False),
+        Figure("all reads in turn, 99th percentile", mixed.percentile_ms(99), "ms"),
         Figure("all reads in turn, requests", mixed.per_s, "1/s"),
         Figure("requests that were refused", refused, "requests", 0, None, False),
     )

@@ -206,28 +206,26 @@ def _load_figures(best: Judgement, result: FleetResult) -> Iterator[Figure]:
     cores, limit = best.cores, result.store_rows_per_core_s
     per_hour_gb = result.bytes_per_row * best.rows_per_s * 3600 / 1e9
     yield Figure("rows taken", best.rows_per_s, "rows/s", reference=f"store alone {limit:,.0f} rows/s per core")
-    yield Figure("gateway", cores.gateway, "cores", None, None, False, f"agents played with {cores.senders:.2f}")
+    yield Figure("gateway", cores.gateway, "cores", reference=f"agents played with {cores.senders:.2f}")
     ideal = f"{best.rows_per_s / limit:.2f} at the rate of the store alone"
-    yield Figure("store", cores.store, "cores", None, None, False, ideal)
+    yield Figure("store", cores.store, "cores", reference=ideal)
     shared = "of whoever shares the machine: above 0.2 this run shows less than the head node can do"
-    yield Figure("neighbours", cores.others, "cores", None, None, False, shared)
+    yield Figure("neighbours", cores.others, "cores", reference=shared)
     yield Figure("GPUs carried", best.agents * GPUS_PER_HOST / cores.head, "GPUs per head-node core")
-    yield Figure("receipt, p99", best.ack.p99_s * 1e3, "ms", None, None, False, f"p50 {best.ack.p50_s * 1e3:,.0f} ms")
+    yield Figure("receipt, p99", best.ack.p99_s * 1e3, "ms", reference=f"p50 {best.ack.p50_s * 1e3:,.0f} ms")
     half = f"p50 {best.delay.p50_s:.1f} s, looked every 0.25 s"
     yield Figure("sent to queryable, p99", best.delay.p99_s, "s", _FLOOR_DELAY_S, _GOAL_DELAY_S, False, half)
     measured = f"{result.bytes_per_row:.1f} bytes/row, extrapolated from {result.settled_rows:,} merged rows"
-    yield Figure("on disk", per_hour_gb, "GB per hour", None, None, False, measured)
+    yield Figure("on disk", per_hour_gb, "GB per hour", reference=measured)
 
 
 def _outage_figures(result: FleetResult) -> Iterator[Figure]:
     outage = result.outage
     agents = f"{len(outage.run.plan.hosts):,} agents"
-    yield Figure("store away: backlog", outage.peak_bytes / 1e6, "MB", None, None, False, agents)
-    yield Figure(
-        "store away: receipt, p99", outage.ack.p99_s * 1e3, "ms", None, None, False, "of what came meanwhile"
-    )
+    yield Figure("store away: backlog", outage.peak_bytes / 1e6, "MB", reference=agents)
+    yield Figure("store away: receipt, p99", outage.ack.p99_s * 1e3, "ms", reference="of what came meanwhile")
     load = "under the same load" if outage.is_drained_under_load else "the agents had ended before that"
-    yield Figure("store back: drained after", outage.drain_s, "s", None, None, False, load)
+    yield Figure("store back: drained after", outage.drain_s, "s", reference=load)
     beside = f"of {result.batches:,} acknowledged batches, outage included"
     yield Figure("rows lost", result.missing, "rows", 0, 0, False, beside)
     yield Figure("rows doubled", result.surplus, "rows", 0, 0, False, beside)

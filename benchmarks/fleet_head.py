@@ -167,7 +167,7 @@ class Head:
     def make_tokens(self, hosts: Iterable[int]) -> dict[int, str]:
         """Return an ingest token for every host."""
         now_ns = SystemClock().now_ns()
-        with open_control(self._control_url) as control:
+        with open_control(f"sqlite:///{self._state}/control.db") as control:
             return {
                 host: create_token(control, scope="ingest", host=host_name(host), name="bench", now_ns=now_ns)
                 for host in hosts
@@ -178,10 +178,6 @@ class Head:
 
     def gateway_output(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
-
-    @property
-    def _control_url(self) -> str:
-        return f"sqlite:///{self._state}/control.db"
 
     def _start_gateway(self) -> Service:
         self._state.mkdir()

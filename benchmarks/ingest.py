@@ -74,13 +74,13 @@ def _figures(
     sent = (after.bytes_sent - before.bytes_sent) / elapsed_s / 1000
     operations = _RANKS * _PER_SECOND
     return (
-        Figure("delay from ring to query, median", p50, "s", None, None, False, f"{len(delays_s):,} rows"),
+        Figure("delay from ring to query, median", p50, "s", reference=f"{len(delays_s):,} rows"),
         Figure("delay from ring to query, 99th percentile", p99, "s", 5, 2, False),
         Figure("rows of one host", rows / elapsed_s, "rows/s", 2_000, None, False, f"{operations:,} operations/s"),
         Figure("sent by one host", sent, "KB/s", 100, None, False),
         Figure("collector, all sources", 100 * collector_s / elapsed_s, "% of a core", 3, 1, False),
-        Figure("collector per million rows", 1e6 * collector_s / rows, "CPU s", None, None, False),
-        Figure("gateway and store per million rows", 1e6 * head_s / rows, "CPU s", None, None, False),
+        Figure("collector per million rows", 1e6 * collector_s / rows, "CPU s"),
+        Figure("gateway and store per million rows", 1e6 * head_s / rows, "CPU s"),
         Figure("collector's memory", memory_mb, "MB", 150, None, False, "resident, without scapy"),
         Figure("rows lost", dropped, "rows", 0, None, False),
     )

@@ -10,11 +10,10 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.figures import Figure, Note
-from lockstep.topology import Topology
+from benchmarks.paths_cases import fabric_links
 from tests.testbed.paths.cut_trials import CutOptions, run_cuts
 from tests.testbed.paths.flows import plan_by_lockstep
-from tests.testbed.paths.gloo_reroute import Reroute, reroute_gloo
-from tests.testbed.paths.gloo_trials import GlooOptions, GlooRun, run_gloo
+from tests.testbed.paths.gloo_trials import GlooOptions, GlooRun, Reroute, reroute_gloo, run_gloo
 from tests.testbed.paths.loop import LoopOptions, run_loop
 from tests.testbed.paths.timeline import Timeline
 from tests.testbed.paths.trials import CutTrial, PairedTrials, TrialOptions, eight_hosts, run_pairs, sixteen_hosts
@@ -33,7 +32,8 @@ def measure(quick: bool, note: Note) -> tuple[Figure, ...]:
         note(f"{pairs} pairs of trials on {hosts} hosts: random ports, planned ports")
         figures += describe_pairs(run_pairs(topology, plan_by_lockstep, TrialOptions(pairs=pairs)))
         note(f"cutting links under {hosts} hosts")
-        links = _links_to_cut(topology, 1 if quick else 8)
+        between, most = fabric_links(topology), 1 if quick else 8
+        links = between[:: max(1, len(between) // most)][:most]
         figures += describe_cuts(hosts, run_cuts(topology, plan_by_lockstep, links, CutOptions(TrialOptions())))
     if not quick:
         with tempfile.TemporaryDirectory() as folder:
@@ -82,9 +82,7 @@ def describe_reroute(scenario: Reroute) -> Iterator[Figure]:
     """Yield the step times of a gloo job before, through and after a slow link."""
     before, through = f"before {scenario.healthy_ms:.0f} ms", f"through the slow link {scenario.degraded_ms:.0f} ms"
     beside = f"{before}, {through}; moved in {scenario.took_s:.2f} s"
-    yield Figure(
-        "gloo around a slow link: step time", scenario.moved_ms, "ms", higher_is_better=False, reference=beside
-    )
+    yield Figure("gloo around a slow link: step time", scenario.moved_ms, "ms", reference=beside)
 
 
 def describe_loops(timelines: Sequence[Timeline]) -> Iterator[Figure]:
@@ -95,18 +93,8 @@ def describe_loops(timelines: Sequence[Timeline]) -> Iterator[Figure]:
     back = [each.after_s(each.back.end_ns) for each in closed if each.back]
     if planned and back:
         beside = f"planned after {median(planned):.1f} s; slowest {max(back):.1f} s"
-        yield Figure(
-            "slow link: seconds to the usual pace", median(back), "s", higher_is_better=False, reference=beside
-        )
+        yield Figure("slow link: seconds to the usual pace", median(back), "s", reference=beside)
         ratios = [(each.back_s or 0.0) / each.usual_s for each in closed]
         through = median((each.slow_s or 0.0) / each.usual_s for each in closed)
         beside = f"through the slow link {through:.2f}"
-        yield Figure(
-            "slow link: step after over before", median(ratios), "x", higher_is_better=False, reference=beside
-        )
-
-
-def _links_to_cut(topology: Topology, most: int) -> list[str]:
-    hosts = {host.id for host in topology.hosts}
-    inside = [link.id for link in topology.links if link.a.partition("/")[0] not in hosts]
-    return inside[:: max(1, len(inside) // most)][:most]
+        yield Figure("slow link: step after over before", median(ratios), "x", reference=beside)

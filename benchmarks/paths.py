@@ -59,9 +59,7 @@ def claim_seconds(scores: Sequence[Score]) -> Iterator[Figure]:
             )
             yield Figure(f"slowest plan, {flows:,} flows", slowest.effort.wall_s, "s", floor, goal, False, beside)
             most = max(score.effort.peak_mb for score in of_these)
-            yield Figure(
-                f"memory of planning, {flows:,} flows", most, "MB", None, None, False, "peak, beyond its input"
-            )
+            yield Figure(f"memory of planning, {flows:,} flows", most, "MB", reference="peak, beyond its input")
 
 
 def claim_replanning(replanned: Sequence[Replanned]) -> Iterator[Figure]:
@@ -81,7 +79,7 @@ def claim_replanning(replanned: Sequence[Replanned]) -> Iterator[Figure]:
 def list_cases(scores: Sequence[Score]) -> Iterator[Figure]:
     """Yield the highest use of each plan over the bound, with everything that it is held against."""
     for score in scores:
-        yield Figure(score.case.name, over(score.use, score), "x bound", None, None, False, describe(score))
+        yield Figure(score.case.name, over(score.use, score), "x bound", reference=describe(score))
 
 
 def list_groups(scores: Sequence[Score]) -> Iterator[Figure]:

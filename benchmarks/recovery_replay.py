@@ -6,6 +6,7 @@ other histories: there is one of each kind. What is saved is work that gets done
 """
 
 import random
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -185,7 +186,7 @@ class Servers:
 
     def _spares_figure(self, option: Option, spares: int, how: str) -> Figure:
         beside = f"{how}; for {sum(job.nodes for job in FLEET)} nodes; {_MOST_SPARES + 1} means more than there are"
-        return Figure(f"spares for 99 % of the work: {option.name}", spares, "nodes", None, None, False, beside)
+        return Figure(f"spares for 99 % of the work: {option.name}", spares, "nodes", reference=beside)
 
     def _describe(self, option: Option, spares: int) -> Figure:
         ledgers = self._ledgers(option, spares)
@@ -197,7 +198,7 @@ class Servers:
             f"{lost:,.0f} GPU-hours lost, {lost + spares * self._history.hours * GPUS:,.0f} with those of the spares"
         )
         name = f"{self._history.name}, {spares} spares: {option.name}"
-        return Figure(name, self._goodput(option, spares), "of the work", None, None, True, beside)
+        return Figure(name, self._goodput(option, spares), "of the work", reference=beside)
 
     def _saved(self, against: str, ours: Option, theirs: Option, spares: int) -> Figure:
         pairs = zip(self._ledgers(ours, spares), self._ledgers(theirs, spares), strict=False)  # the same placements
@@ -254,7 +255,7 @@ def measure_spot(note: Note) -> Iterator[Figure]:
     }
     for name, useful in results.items():
         beside = f"{useful:.1f} of {limit:.1f} node-hours in {history.hours:.1f} hours; one history, no chance in it"
-        yield Figure(f"{history.name}: {name}", useful / limit, "of the limit", None, None, True, beside)
+        yield Figure(f"{history.name}: {name}", useful / limit, "of the limit", reference=beside)
 
 
 def _fixed_size(history: History, nodes: Sequence[str], pipelines: int) -> float:
@@ -284,13 +285,8 @@ def find_least(is_enough: Callable[[int], bool], most: int) -> int | None:
     >>> find_least(lambda spares: spares >= 7, 80)
     7
     """
-    if not is_enough(most):
-        return None
-    low, high = 0, most
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_enough(middle) else (middle + 1, high)
-    return high
+    least = bisect_left(range(most + 1), True, key=is_enough)
+    return least if least <= most else None
 
 
 def bootstrap(values: Sequence[float]) -> tuple[float, float]:

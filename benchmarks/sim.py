@@ -87,16 +87,14 @@ def _minutes(cost: Cost) -> Iterator[Figure]:
     minutes = (cost.setup_s + cost.cpu_s * _LARGE_SCENARIO_S / cost.scenario_s) / 60
     beside = f"of CPU, by {cost.scenario_s:.0f} s; {cost.rows / cost.scenario_s:,.0f} rows a second of scenario"
     yield Figure(f"{_LARGE:,} ranks x {_LARGE_SCENARIO_S} s", minutes, "min", 15, 5, False, beside)
-    yield Figure(f"memory at {_LARGE:,} ranks", cost.peak_mb, "MB", None, None, False, "peak, resident")
+    yield Figure(f"memory at {_LARGE:,} ranks", cost.peak_mb, "MB", reference="peak, resident")
     yield Figure("its growth in the second half", 100 * cost.growth, "%", 20, 5, False)
 
 
 def _huge(cost: Cost) -> Iterator[Figure]:
     beside = f"setting up {cost.setup_s:.0f} s; 1 % of operations with complete rows"
-    yield Figure(
-        f"{_HUGE:,} ranks, a second of scenario", cost.cpu_s / cost.scenario_s, "CPU s", None, None, False, beside
-    )
-    yield Figure(f"memory at {_HUGE:,} ranks", cost.peak_mb, "MB", None, None, False, "peak, resident")
+    yield Figure(f"{_HUGE:,} ranks, a second of scenario", cost.cpu_s / cost.scenario_s, "CPU s", reference=beside)
+    yield Figure(f"memory at {_HUGE:,} ranks", cost.peak_mb, "MB", reference="peak, resident")
 
 
 def bench_scenario(run: Run) -> Scenario:

@@ -174,30 +174,15 @@ def _figures(samples: Sequence[Sample], tally: Tally, elapsed_s: float, share: f
     usual = median_of(samples)
     grown_files, grown_threads = last.files - usual.files, last.threads - usual.threads
     failed = f"first: {tally.failures[0]}" if tally.failures else f"of {len(tally.seconds):,}"
+    most, pace = max(sample.memory_mb for sample in samples), len(tally.seconds) / elapsed_s
     return (
         Figure("length", elapsed_s / _HOUR_S, "h", 1, 24),
-        Figure(
-            "memory at the end",
-            last.memory_mb,
-            "MB",
-            None,
-            None,
-            False,
-            f"{max(s.memory_mb for s in samples):,.0f} at most",
-        ),
+        Figure("memory at the end", last.memory_mb, "MB", reference=f"{most:,.0f} at most"),
         Figure("growth in the second half", growth, "% an hour", 5, 1, False),
         Figure("files more than usual at the end", grown_files, "files", 20, 5, False, f"{last.files} open"),
         Figure("threads more than usual at the end", grown_threads, "threads", 5, 0, False, f"{last.threads} run"),
         Figure("answers that failed", len(tally.failures), "answers", 0, None, False, failed),
-        Figure(
-            "answer, 99th percentile",
-            p99_ms,
-            "ms",
-            None,
-            None,
-            False,
-            f"{len(tally.seconds) / elapsed_s:.0f} a second",
-        ),
+        Figure("answer, 99th percentile", p99_ms, "ms", reference=f"{pace:.0f} a second"),
         Figure("events on the stream", len(tally.events), "events"),
-        Figure("head node", share, "% of a core", None, None, False),
+        Figure("head node", share, "% of a core"),
     )

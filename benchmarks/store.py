@@ -62,7 +62,7 @@ def measure(quick: bool, note: Note) -> tuple[Figure, ...]:
         ),
         Figure("share of the engine's own rate", 100 * ours / engine, "%", None, 60),
         Figure("a collective row on disk", row_bytes, "bytes", 14, 10, False, "three times with jitter need 7"),
-        Figure("its roll-up on disk", rollup_bytes, "bytes per row", None, None, False),
+        Figure("its roll-up on disk", rollup_bytes, "bytes per row"),
         Figure("matrix of 1,024 ranks over 60 s", matrix_ms, "ms", 200, 50, False, f"bare scan {scan_ms:.1f} ms"),
     )
 

@@ -7,15 +7,13 @@ import typer
 from rich.table import Table as Picture
 
 from cli.client import DEFAULT_SERVER, Server, Token, ask, send
-from cli.setup import out
+from cli.setup import AsJson, Why, out
 from lockstep.client.server import Server as Connection
 from lockstep.clock import rfc3339
 
 app = typer.Typer(no_args_is_help=True, help="Receivers of alerts, and whether notifications arrive.")
 
 Json = dict[str, Any]
-Why = Annotated[str, typer.Option(help="Reason, kept in the audit.")]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
 Name = Annotated[str, typer.Argument(help="Name of the receiver, from `lockstep alerts list`.")]
 
 
@@ -39,7 +37,7 @@ def list_of_targets(server: Server = DEFAULT_SERVER, token: Token = "", as_json:
 @app.command("test")
 def send_test(name: Name, server: Server = DEFAULT_SERVER, token: Token = "") -> None:
     """Send a test message now and show what the receiver said; needs a token of scope admin."""
-    reply = send(server, token, "POST", f"{_path(name)}/test", {})
+    reply = send(server, token, f"{_path(name)}/test", {})
     out.print(f"{name}: {'delivered' if reply['delivered'] else 'not delivered'}: {reply['said']}")
     if not reply["delivered"]:
         raise typer.Exit(1)
@@ -48,7 +46,7 @@ def send_test(name: Name, server: Server = DEFAULT_SERVER, token: Token = "") ->
 @app.command()
 def enable(name: Name, why: Why = "", server: Server = DEFAULT_SERVER, token: Token = "") -> None:
     """Send again to a receiver that was disabled; needs a token of scope admin."""
-    _order(server, token, "POST", f"{_path(name)}/enable", why)
+    _order(server, token, f"{_path(name)}/enable", why)
     out.print(f"{name} is enabled")
 
 
@@ -82,12 +80,12 @@ def replay(
     token: Token = "",
 ) -> None:
     """Send a message once more under its old id; needs a token of scope admin."""
-    _order(server, token, "POST", f"{_path(name)}/deliveries/{quote(message, safe='')}/replay", why)
+    _order(server, token, f"{_path(name)}/deliveries/{quote(message, safe='')}/replay", why)
     out.print(f"{message} is sent to {name} again")
 
 
-def _order(server: str, token: str, method: str, path: str, why: str) -> None:
-    with Connection(server, token) as connection, connection.answered(method, path, {"why": why}) as answer:
+def _order(server: str, token: str, path: str, why: str) -> None:
+    with Connection(server, token) as connection, connection.answered("POST", path, {"why": why}) as answer:
         answer.read()
 
 

@@ -8,7 +8,7 @@ from rich.table import Table as Picture
 from rich.text import Text
 
 from benchmarks.figures import Figure, Note, Report, describe_commit, describe_machine
-from cli.setup import configure_logging, err, out
+from cli.setup import AsJson, configure_logging, err, out
 
 Name = Literal[
     "store", "plugin", "ingest", "fleet", "sim", "analyze", "accuracy", "paths", "live_paths",
@@ -29,7 +29,7 @@ def command(
     ] = 0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of --worlds; those below 100 are for tuning.")] = 1,
     world: Annotated[int, typer.Option("--world", min=-1, help="Of accuracy: this world of the seed alone.")] = -1,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure the figures of one claim beside their references."""
     configure_logging("warning")

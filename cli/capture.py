@@ -32,8 +32,11 @@ def command(
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
         archive = Path(folder) / "capture.tar.zst"
-        with Client(server, token) as lockstep:
-            _save(lockstep, job, since_s, archive)
+        with Client(server, token) as lockstep, progress_bar(TextColumn("receiving"), DownloadColumn()) as progress:
+            task = progress.add_task("receiving", total=None)
+            lockstep.save_capture(
+                job, archive, since_s=since_s, watch=lambda size: progress.update(task, completed=size)
+            )
         unpacked = Path(folder) / "capture"
         unpacked.mkdir()
         unpack(archive, unpacked)  # also where the archive is kept: what answered may be no Lockstep at all
@@ -51,9 +54,3 @@ def parse_since(text: str) -> int:
     if not match:
         raise BadInput(f"{text!r} is no length of time: write 90s, 10m or 2h")
     return int(match[1]) * _SECONDS[match[2]]
-
-
-def _save(lockstep: Client, job: str, since_s: int, archive: Path) -> None:
-    with progress_bar(TextColumn("receiving"), DownloadColumn()) as progress:
-        task = progress.add_task("receiving", total=None)
-        lockstep.save_capture(job, archive, since_s=since_s, watch=lambda size: progress.update(task, completed=size))

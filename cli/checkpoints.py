@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table as Picture
 
-from cli.setup import err, out
+from cli.setup import AsJson, err, out
 from lockstep.clock import SystemClock
 from lockstep.errors import BadInput
 from planner.checkpoints.catalogue import read_catalogue
@@ -15,7 +15,6 @@ from planner.checkpoints.checkpoint import Catalogue, Checkpoint, ReadRate, Save
 from planner.checkpoints.choose import Choice, ChoiceOptions, choose_checkpoint
 from planner.checkpoints.intervals import (
     FailureRate,
-    IntervalAdvice,
     Saving,
     advise_interval,
     find_failure_rate,
@@ -40,7 +39,7 @@ def command(
     save_s: Annotated[float | None, typer.Option(help="Seconds for which a save holds the job up.")] = None,
     failures: Annotated[int | None, typer.Option(help="Failures that were seen,")] = None,
     node_days: Annotated[float | None, typer.Option(help="in so many node-days.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the checkpoints below a folder: step, layout, format, age, bytes, and whether they are complete."""
     rates = _read_rates(read_mb_s)
@@ -49,7 +48,10 @@ def command(
     now_ns = SystemClock().now_ns()
     catalogue = read_catalogue(folder, now_ns, job=job)
     choice = choose_checkpoint(catalogue, layout, ChoiceOptions(rates)) if layout else None
-    interval = _advise(catalogue, *wanted) if wanted else None
+    interval = None
+    if wanted:  # beside the interval that is seen between the checkpoints
+        saving, rate = wanted
+        interval = advise_interval(rate, replace(saving, interval_s=find_usual_interval_s(catalogue)))
     if as_json:
         chosen = {"choice": choice.model_dump(mode="json")} if choice else {}
         advised = {"interval": interval.model_dump(mode="json")} if interval else {}
@@ -79,11 +81,6 @@ def _read_saving(
     if nodes is None or save_s is None or failures is None or node_days is None:
         raise BadInput("advice on the interval takes --nodes, --save-s, --failures and --node-days")
     return Saving(nodes, save_s), find_failure_rate(failures, node_days)
-
-
-def _advise(catalogue: Catalogue, saving: Saving, rate: FailureRate) -> IntervalAdvice:
-    """Return the best interval, beside the one that is seen between the checkpoints."""
-    return advise_interval(rate, replace(saving, interval_s=find_usual_interval_s(catalogue)))
 
 
 def _read_layout(text: str) -> SavedLayout:

@@ -22,16 +22,14 @@ def ask(server: str, token: str, path: str, query: Query) -> Json:
         return connection.get(path, query)
 
 
-def send(server: str, token: str, method: str, path: str, body: Json) -> Json:
-    """Send the server a document and return its answer."""
+def send(server: str, token: str, path: str, body: Json) -> Json:
+    """Post a document to the server and return its answer."""
     with Connection(server, token) as connection:
-        return connection.send(method, path, body)
+        return connection.send("POST", path, body)
 
 
 _TIMEOUT_S = 0.5  # somebody waits with a finger on the key
 _MOST = 100
-
-Names = Callable[[Client], Iterable[str]]
 
 
 def offer_jobs(context: typer.Context, incomplete: str) -> list[str]:
@@ -44,7 +42,7 @@ def offer_decisions(context: typer.Context, incomplete: str) -> list[str]:
     return _offer(context, incomplete, lambda client: (decision.id for decision in client.decisions()))
 
 
-def _offer(context: typer.Context, incomplete: str, names: Names) -> list[str]:
+def _offer(context: typer.Context, incomplete: str, names: Callable[[Client], Iterable[str]]) -> list[str]:
     params = context.params
     try:
         with Client(params["server"], params["token"] or "", timeout_s=_TIMEOUT_S) as client:

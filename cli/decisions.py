@@ -9,7 +9,7 @@ import typer
 from rich.table import Table as Picture
 
 from cli.client import DEFAULT_SERVER, Server, Token, ask, offer_decisions, send
-from cli.setup import out
+from cli.setup import AsJson, Why, out
 from lockstep.client import Client
 from lockstep.client.answers import DecisionFile
 from lockstep.clock import rfc3339
@@ -19,10 +19,7 @@ from lockstep.execution import OrderKind
 app = typer.Typer(no_args_is_help=True, help="What is proposed, done and undone, and what it was worth.")
 
 Id = Annotated[str, typer.Argument(help="Id of the decision.", autocompletion=offer_decisions)]
-Why = Annotated[str, typer.Option(help="Reason, kept in the audit.")]
 _NEWEST = 100  # decisions that are listed
-
-AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
 
 
 @app.command("list")
@@ -144,7 +141,7 @@ def list_of_isolations(
     every: Annotated[bool, typer.Option("--all", help="Also those that are back in service.")] = False,
     server: Server = DEFAULT_SERVER,
     token: Token = "",
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the nodes that are out of service, the oldest first."""
     found = ask(server, token, "/api/v1/isolated", {})["items"]
@@ -193,7 +190,7 @@ def repaired(node: Node, why: Why = "", server: Server = DEFAULT_SERVER, token: 
 
 
 def _order_node(node: str, kind: str, body: Json, server: str, token: str) -> None:
-    send(server, token, "POST", f"/api/v1/isolated/{quote(node, safe='')}/{kind}", body)
+    send(server, token, f"/api/v1/isolated/{quote(node, safe='')}/{kind}", body)
     out.print(f"{kind} {node}: written down; the planner follows within seconds")
 
 

@@ -47,7 +47,10 @@ def command(
         raise typer.BadParameter("give a capture, or --job with the name of a running job")
     described = _diagnose_capture(capture) if capture else _ask(server, token, str(job))
     if html:
-        _write_page(html, described, name=str(job) if job else str(capture))
+        from cli.report_page import render_page  # with the templates, which a report in the terminal does not need
+
+        html.write_text(render_page(described, str(job or capture)), encoding="utf-8")
+        err.print(f"wrote {html}")
     if as_json:
         json.dump([incident.verdict.as_json() for incident in described.incidents], sys.stdout, indent=2)
         sys.stdout.write("\n")
@@ -72,10 +75,3 @@ def _diagnose_capture(path: Path) -> Described:
 def _ask(server: str, token: str, job: str) -> Described:
     with Client(server, token) as lockstep:
         return OnlyIncidents(list(islice(lockstep.incidents(job=job), _NEWEST)))
-
-
-def _write_page(file: Path, described: Described, name: str) -> None:
-    from cli.report_page import write_page  # with the templates, which a report in the terminal does not need
-
-    write_page(file, described, name)
-    err.print(f"wrote {file}")

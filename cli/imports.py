@@ -51,7 +51,10 @@ def command(
     if format_name == _PLAYED:
         if job is not None:
             raise BadInput(f"--job has no meaning for {_PLAYED}, which records the job itself")
-        _report(_play(files, target, find_plugin(plugin, os.environ)))
+        losses = _play(files, target, find_plugin(plugin, os.environ))
+        for name, count in asdict(losses).items():
+            if count:
+                err.print(f"{count} {_SENTENCES[name]}")
     else:
         reading = _read(FORMATS[format_name], files, target, job or target.name.partition(".")[0])
         for sentence in count_sentences(reading.unread):
@@ -62,24 +65,12 @@ def command(
 def _read(read: Reader, files: list[Path], target: Path, job: str) -> Reading:
     with progress_bar() as progress:
         task = progress.add_task("reading", total=sum(path.stat().st_size for path in files if path.is_file()))
-
-        def advance(read_bytes: int) -> None:
-            progress.advance(task, read_bytes)
-
-        return import_recordings(read, files, target, job, advance)
+        return import_recordings(read, files, target, job, lambda read_bytes: progress.advance(task, read_bytes))
 
 
 def _play(files: list[Path], target: Path, library: Path) -> Losses:
     with progress_bar() as progress:
         task = progress.add_task("playing ranks", total=None)
-
-        def update(done: int, of: int) -> None:
-            progress.update(task, completed=done, total=of)
-
-        return import_callbacks(files, target, library, update)
-
-
-def _report(losses: Losses) -> None:
-    for name, count in asdict(losses).items():
-        if count:
-            err.print(f"{count} {_SENTENCES[name]}")
+        return import_callbacks(
+            files, target, library, lambda done, of: progress.update(task, completed=done, total=of)
+        )

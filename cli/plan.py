@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import typer
 from rich.table import Table as Picture
 
-from cli.setup import err, out
+from cli.setup import AsJson, err, out
 from lockstep.errors import BadInput
 from lockstep.topology import load_topology
 from planner.allocation.allocate import Allocation, plan_allocation
@@ -25,7 +25,10 @@ from planner.paths.report import draw_loads, explain, from_json, to_json
 from planner.pipeline.comparing import Comparison, compare, draw_schedule
 from planner.pipeline.schedule import Schedule, Shape, Times, Worker, unit_times
 
+app = typer.Typer(no_args_is_help=True, help="Plans for traffic and for recovery.")
 
+
+@app.command("recovery")
 def plan_of_recovery(
     cluster: Annotated[
         Path, typer.Option(help="JSON with nodes, their failure rates, and jobs with throughput tables.")
@@ -37,7 +40,7 @@ def plan_of_recovery(
             help="What happens first: node_lost, node_joins, job_ends or job_starts, and to whom.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Give each job as many nodes as do the most weighted work until the next fault."""
     state = read_cluster(cluster)
@@ -70,6 +73,7 @@ def _print_of_plan_recovery(made: Allocation) -> None:
     err.print(f"work {made.throughput_before:.4g} -> {made.throughput_after:.4g} each second")
 
 
+@app.command("schedule")
 def plan_of_schedule(
     stages: Annotated[int, typer.Option(min=1, help="Stages of a pipeline.")],
     pipelines: Annotated[int, typer.Option(min=1, help="Pipelines side by side: the data-parallel degree.")],
@@ -82,7 +86,7 @@ def plan_of_schedule(
     ] = None,
     memory: Annotated[int | None, typer.Option(min=1, help="Micro-batches that a worker can hold at a time.")] = None,
     svg: Annotated[Path | None, typer.Option(help="Picture of the last schedule to write.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare schedules around failed workers with each other, with the bound, and with dropping whole pipelines."""
     gone = frozenset(map(_read_worker, failed or []))
@@ -158,18 +162,6 @@ def _print_of_plan_schedule(made: Comparison) -> None:
     )
 
 
-app = typer.Typer(no_args_is_help=True, help="Plans for traffic and for recovery.")
-
-
-@app.callback()
-def plan() -> None:
-    """Make one command of several: typer would take the only one for the whole."""
-
-
-app.command("recovery")(plan_of_recovery)
-app.command("schedule")(plan_of_schedule)
-
-
 @app.command("paths")
 def plan_of_paths(
     topology: Annotated[Path, typer.Option(help="topology.json of the cluster.")],
@@ -192,7 +184,7 @@ def plan_of_paths(
         Path | None, typer.Option(help="Directory for what stock NCCL honours: variables and order of hosts.")
     ] = None,
     target: Annotated[Path | None, typer.Option("--out", help="File to write the plan to, as JSON.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Give each flow a path so that the fullest link is as empty as it can be."""
     network = without(build_network(load_topology(topology)), without_parts or [])

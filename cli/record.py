@@ -38,7 +38,10 @@ def command(
         if not whole:
             err.print(f"ended early: {limit_mb} MB are full; --limit-mb sets another limit")
         for job, of_job in jobs.items():
-            _write(files[job], job, of_job)
+            _save(files[job], lines_of(of_job, job))
+            lost = sum(process.lost for process in of_job)
+            unread = f"; {lost} records were overwritten unread" if lost else ""
+            err.print(f"wrote {files[job]}, {len(of_job)} ranks{unread}")
 
 
 def _record(processes: Sequence[Recorded], limits: Limits) -> bool:
@@ -70,12 +73,6 @@ def _new_file(target: Path, job: str) -> Path:
     if path.exists():
         raise BadInput(f"{path} exists already; traces are never overwritten")
     return path
-
-
-def _write(path: Path, job: str, processes: Sequence[Recorded]) -> None:
-    _save(path, lines_of(processes, job))
-    lost = sum(process.lost for process in processes)
-    err.print(f"wrote {path}, {len(processes)} ranks" + (f"; {lost} records were overwritten unread" if lost else ""))
 
 
 def _save(path: Path, lines: Iterable[str]) -> None:

@@ -1,5 +1,6 @@
 """What a report is made of, whoever found it."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -150,18 +151,9 @@ def _ends(names: list[str]) -> dict[str, int]:
     return {name: index for index, name in enumerate(sorted(set(names), key=_in_order))}
 
 
-def _in_order(name: str) -> tuple[tuple[int, str], ...]:
+def _in_order(name: str) -> list[tuple[int, str]]:
     """Return what orders h2 before h10."""
-    parts, digits = [], ""
-    for letter in name + "/":
-        if letter.isascii() and letter.isdigit():
-            digits += letter
-            continue
-        if digits:
-            parts.append((int(digits), ""))
-            digits = ""
-        parts.append((-1, letter))
-    return tuple(parts)
+    return [(int(digits or -1), letter) for digits, letter in re.findall(r"([0-9]+)|(.)", name)]
 
 
 def _labels(ends: dict[str, int], bin_size: int) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 """A diagnosis as one HTML page that needs nothing else: no script, no request, readable in the dark."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, select_autoescape
 
@@ -59,13 +58,8 @@ class Mark:
     text: str
 
 
-def write_page(file: Path, described: Described, name: str) -> None:
-    """Write the page; `name` says what was diagnosed."""
-    file.write_text(render_page(described, name), encoding="utf-8")
-
-
 def render_page(described: Described, name: str) -> str:
-    """Return the page as text."""
+    """Return the page as text; `name` says what was diagnosed."""
     span, grid = span_of(described), build_grid(described.matrix, _LARGEST)
     return _pages.get_template("page.html").render(
         name=name,

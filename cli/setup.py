@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import structlog
 import typer
@@ -15,6 +16,8 @@ from rich.progress import Progress, ProgressColumn
 
 from lockstep.config import Settings, load_settings
 
+AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
+Why = Annotated[str, typer.Option(help="Reason, kept in the audit.")]
 _WIDE = 200  # columns where nobody looks at a terminal: tables in files and pipes are not folded
 
 # Names of hosts, jobs and files are printed as they are: no [tag] or :word: in them means anything to the console.

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table as Picture
 
-from cli.setup import err, out, progress_bar
+from cli.setup import AsJson, err, out, progress_bar
 from lockstep.capture.files import CaptureInfo, CaptureWriter, JobLayout
 from lockstep.clock import NS_PER_S
 from lockstep.tables import TABLE_BY_NAME
@@ -67,7 +67,7 @@ def _layout(scenario: Scenario) -> JobLayout | None:
 
 
 @scenarios.command("list")
-def scenario_list(as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False) -> None:
+def scenario_list(as_json: AsJson = False) -> None:
     """List the scenarios."""
     found = list_scenarios()
     if as_json:

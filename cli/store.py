@@ -8,7 +8,7 @@ import typer
 from rich.table import Table as Picture
 from rich.text import Text
 
-from cli.setup import err, out, settings_of, who_asks
+from cli.setup import AsJson, Why, err, out, settings_of, who_asks
 from lockstep.capture.exchange import load_capture
 from lockstep.capture.files import read_capture
 from lockstep.clock import SystemClock, rfc3339
@@ -21,8 +21,6 @@ from lockstep.store.opening import layout_of, node_urls, opened_store
 
 app = typer.Typer(no_args_is_help=True, help="The telemetry store.")
 tokens = typer.Typer(no_args_is_help=True, help="Tokens for collectors and readers.")
-
-Json = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
 
 
 @app.command("migrate")
@@ -39,7 +37,7 @@ def migrate_command(context: typer.Context) -> None:
 
 
 @app.command("status")
-def status(context: typer.Context, as_json: Json = False) -> None:
+def status(context: typer.Context, as_json: AsJson = False) -> None:
     """Say what the store holds and whether its schema fits this version."""
     settings = settings_of(context)
     inventories = []
@@ -122,7 +120,7 @@ def create_command(
 
 
 @tokens.command("list")
-def list_command(context: typer.Context, as_json: Json = False) -> None:
+def list_command(context: typer.Context, as_json: AsJson = False) -> None:
     """List tokens without their secrets."""
     with open_control(settings_of(context).control_url) as control:
         tokens = list_tokens(control)
@@ -140,7 +138,7 @@ def list_command(context: typer.Context, as_json: Json = False) -> None:
 def revoke_command(
     context: typer.Context,
     token_id: Annotated[str, typer.Argument(help="Id of the token, from `lockstep token list`.")],
-    why: Annotated[str, typer.Option(help="Reason, kept in the audit.")] = "",
+    why: Why = "",
 ) -> None:
     """Make a token useless from now on."""
     with open_control(settings_of(context).control_url) as control:

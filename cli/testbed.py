@@ -7,14 +7,13 @@ from typing import Annotated
 
 import typer
 
-from cli.setup import err, out
+from cli.setup import AsJson, err, out
 from lockstep.errors import LockstepError
 from simulator.scenario import build_topology, find_scenario
 from tests.testbed.fabric.building import bring_up, take_down
 from tests.testbed.paths.loop import LoopOptions, run_loop
 from tests.testbed.paths.timeline import describe
-from tests.testbed.scenarios.outcome import Outcome, ReportedVerdict
-from tests.testbed.scenarios.runner import run_scenario
+from tests.testbed.scenarios.runner import Outcome, ReportedVerdict, run_scenario
 
 app = typer.Typer(no_args_is_help=True, help="A fabric of network namespaces with real ranks; needs root.")
 
@@ -35,7 +34,7 @@ def run(
     scenario: Annotated[str, typer.Argument(help="Scenario to tell; see `lockstep scenario list`.")],
     seed: Annotated[int, typer.Option(min=0, help="Seed of all noise.")] = 1,
     keep: Annotated[Path | None, typer.Option(help="New directory for logs, rings and state, which stays.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Play a scenario in real time: real ranks, collectors, gateway, store and analyzer; compare the verdicts."""
     chosen = find_scenario(scenario)
@@ -43,7 +42,9 @@ def run(
     outcome = run_scenario(chosen, seed, lambda text: err.print(text, style="dim"), keep)
     _print(outcome, as_json)
     if not outcome.is_right:
-        raise LockstepError(_what_went_wrong(outcome))
+        missed = [f"{wanted.fault_class} {wanted.component} was not named in time" for wanted in outcome.missed]
+        wrong = [f"{incident['verdict']['component']} was named without reason" for incident in outcome.wrong]
+        raise LockstepError(f"scenario {chosen.name}: {'; '.join([*missed, *wrong])}")
 
 
 @app.command("loop")
@@ -105,9 +106,3 @@ def _describe(outcome: Outcome, verdict: ReportedVerdict) -> dict[str, object]:
         "within_goal": pace.is_within(verdict.at_ns, 3, 2.0),
         "right": any(verdict.is_right(wanted) for wanted in outcome.scenario.expect),
     }
-
-
-def _what_went_wrong(outcome: Outcome) -> str:
-    missed = [f"{wanted.fault_class} {wanted.component} was not named in time" for wanted in outcome.missed]
-    wrong = [f"{incident['verdict']['component']} was named without reason" for incident in outcome.wrong]
-    return f"scenario {outcome.scenario.name}: {'; '.join([*missed, *wrong])}"

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table as Picture
 
-from cli.setup import err, out, settings_of, who_asks
+from cli.setup import AsJson, Why, err, out, settings_of, who_asks
 from importers.topology.formats import FORMATS, Input, import_topology, known_format, write_topology
 from importers.topology.joining import JoinOptions
 from importers.topology.summary import TopologySummary, find_changes, summarise
@@ -21,7 +21,6 @@ from lockstep.topology import Routing, load_topology
 
 app = typer.Typer(no_args_is_help=True, help="What is cabled to what.")
 
-Json = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A topology.json.")]
 
 _MOST_LINES = 50  # of one kind; --json has all
@@ -44,7 +43,7 @@ def import_command(
         Routing | None, typer.Option(help="How switches choose among equal ways, which few formats tell.")
     ] = None,
     gbps: Annotated[float, typer.Option(help="Rate of links for which none is told.")] = JoinOptions().gbps,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Turn other tools' descriptions of a fabric into a topology.json, and say what had to be assumed."""
     if not 0 < gbps < float("inf"):
@@ -61,7 +60,7 @@ def import_command(
 
 
 @app.command("check")
-def check(file: File, as_json: Json = False) -> None:
+def check(file: File, as_json: AsJson = False) -> None:
     """Say what contradicts itself in a topology.json; the exit code is 1 where something does."""
     if not as_json:
         load_topology(file)
@@ -78,7 +77,7 @@ def check(file: File, as_json: Json = False) -> None:
 
 
 @app.command("show")
-def show(file: File, as_json: Json = False) -> None:
+def show(file: File, as_json: AsJson = False) -> None:
     """Show tiers and their oversubscription, planes, rails, and links that are missing, slow or down."""
     summary = summarise(load_topology(file))
     if as_json:
@@ -92,7 +91,7 @@ def show(file: File, as_json: Json = False) -> None:
 def diff(
     old: Annotated[Path, typer.Argument(metavar="OLD", help="A topology.json.")],
     new: Annotated[Path, typer.Argument(metavar="NEW", help="A topology.json.")],
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what was added, removed and changed from one topology to another."""
     changes = find_changes(load_topology(old), load_topology(new))
@@ -109,7 +108,7 @@ def diff(
 def publish(
     context: typer.Context,
     file: File,
-    why: Annotated[str, typer.Option(help="Reason, kept in the audit.")] = "",
+    why: Why = "",
 ) -> None:
     """Make a topology.json the newest version of the cluster's topology."""
     settings, topology = settings_of(context), load_topology(file)
@@ -127,7 +126,7 @@ def publish(
 def history(
     context: typer.Context,
     limit: Annotated[int, typer.Option(min=1, help="How many versions, the newest first.")] = 20,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the versions that were published."""
     with open_control(settings_of(context).control_url) as control:

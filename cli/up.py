@@ -66,15 +66,12 @@ class Demo:
         )
 
 
-_DEMO_SCENARIO = "nic-half-speed"
-
-
 def command(
     context: typer.Context,
     demo: Annotated[bool, typer.Option("--demo", help="Add a simulated cluster in which a NIC turns slow.")] = False,
     scenario: Annotated[
         str, typer.Option(help="Which scenario the demo tells; see `lockstep scenario list`.")
-    ] = _DEMO_SCENARIO,
+    ] = "nic-half-speed",
 ) -> None:
     """Run everything in one process until Ctrl-C: store, gateway, API, analyzer and planner."""
     settings = settings_of(context)
@@ -93,11 +90,10 @@ def _run(settings: Settings, scenario: Scenario | None) -> None:
     settings = with_listen(settings, listener)
     topology = build_topology(scenario.cluster) if scenario else None
     notice = f"Demo: {scenario.summary}. Reads need no token." if scenario else ""
-
-    def announce(incident: Incident) -> None:
-        _announce(incident, clock.now_ns())
-
-    with opened_head(settings, clock, topology, announce, notice) as (parts, duties):
+    with opened_head(settings, clock, topology, lambda incident: _announce(incident, clock.now_ns()), notice) as (
+        parts,
+        duties,
+    ):
         demo = Demo(scenario, settings, parts.control, clock) if scenario else None
 
         def start() -> None:

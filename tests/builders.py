@@ -1,6 +1,8 @@
 """Short constructors for records and rows, with sensible defaults, so that a test names only what it is about."""
 
-from typing import Any, TypeVar
+import dataclasses
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import pyarrow as pa
 
@@ -16,6 +18,8 @@ from lockstep.records import (
     NicCounter,
     OpStat,
     Path,
+    Probe,
+    Progress,
     Transfer,
     TransferStat,
 )
@@ -26,19 +30,14 @@ R = TypeVar("R", bound=HostRecord)
 SECOND = 1_000_000_000
 T0 = 1_700_000_000 * SECOND  # when tests happen
 
+# What is neither null nor zero nor empty where a test does not say it.
 _COMMON: dict[type[HostRecord], dict[str, Any]] = {
     Connection: {
         "peer": 1,
         "channel": 0,
         "direction": "send",
         "transport": "socket",
-        "proxy_rank": None,
         "nic": "eth0",
-        "local": "",
-        "remote": "",
-        "sport": None,
-        "lqpn": None,
-        "rqpn": None,
         "source": "nccl_log",
         "confidence": 1.0,
         "seen_ns": T0,
@@ -47,25 +46,16 @@ _COMMON: dict[type[HostRecord], dict[str, Any]] = {
         "name": "world",
         "nranks": 4,
         "nnodes": 4,
-        "world_rank": None,
         "pid": 1,
         "gpu": 0,
-        "gpu_pci": None,
-        "gpu_uuid": None,
-        "nccl_version": None,
         "plugin_version": "test",
         "detail": "steps",
         "init_ns": T0,
-        "destroy_ns": None,
     },
     Collective: {
-        "func": "AllReduce",
         "peer": -1,
-        "seq": 0,
-        "replay": 0,
         "seq_valid": True,
         "captured": False,
-        "epoch": 0,
         "algo": "RING",
         "proto": "SIMPLE",
         "dtype": "ncclFloat32",
@@ -76,45 +66,25 @@ _COMMON: dict[type[HostRecord], dict[str, Any]] = {
         "end_ns": T0 + 1_010,
         "clock": "gpu",
     },
-    OpStat: {
-        "func": "AllReduce",
-        "size_class": 10,
-        "ts_ns": T0,
-        "n": 1,
-        "bytes": 1024,
-        "dur_sum_ns": 1_000,
-        "dur_max_ns": 1_000,
-        "gap_sum_ns": 0,
-        "late_n": 0,
-    },
+    OpStat: {"size_class": 10, "n": 1, "bytes": 1024, "dur_sum_ns": 1_000, "dur_max_ns": 1_000},
     Transfer: {
-        "func": "AllReduce",
-        "seq": 0,
-        "replay": 0,
-        "epoch": 0,
-        "channel": 0,
         "peer": 1,
         "direction": "send",
         "transport": "ib",
         "nic": "eth0",
-        "sport": None,
         "bytes": 1024,
         "steps": 2,
         "detail": "steps",
         "gpu_wait_ns": 0,
         "peer_wait_ns": 0,
         "wire_ns": 100,
-        "flush_ns": None,
         "first_ns": T0,
         "last_ns": T0 + 1_000,
     },
     TransferStat: {
-        "func": "AllReduce",
         "size_class": 10,
-        "channel": 0,
         "peer": 1,
         "direction": "send",
-        "ts_ns": T0,
         "transport": "ib",
         "nic": "eth0",
         "n": 1,
@@ -124,58 +94,36 @@ _COMMON: dict[type[HostRecord], dict[str, Any]] = {
         "wire_ns": 100,
         "wire_max_ns": 100,
     },
-    Agent: {
-        "ts_ns": T0,
-        "version": "test",
-        "watermark_ns": T0,
-        "dropped": 0,
-        "spool_bytes": 0,
-        "cpu_ns": 0,
-        "plugin_cost_ns": None,
-    },
-    Event: {
-        "ts_ns": T0,
-        "source": "test",
-        "kind": "xid",
-        "component": "gpu:h0/0",
-        "severity": "info",
-        "message": "m",
-    },
-    NicCounter: {
-        "ts_ns": T0,
-        "nic": "eth0",
-        "up": True,
-        "speed_mbps": 200_000,
-        "rx_bytes": 0,
-        "tx_bytes": 0,
-        "rx_errors": 0,
-        "tx_errors": 0,
-        "rx_drops": 0,
-        "tx_drops": 0,
-        "retrans": None,
-        "extra": {},
-    },
-    FabricCounter: {
-        "ts_ns": T0,
-        "speed_mbps": None,
-        "rx_bytes": 0,
-        "tx_bytes": 0,
-        "errors": None,
-        "drops": None,
-        "pause_rx": None,
-        "pause_tx": None,
-        "fec_uncorrected": None,
-        "extra": {},
-    },
+    Progress: {"peer": -1, "head_state": "idle"},
+    Agent: {"version": "test", "watermark_ns": T0},
+    Event: {"source": "test", "kind": "xid", "component": "gpu:h0/0", "severity": "info", "message": "m"},
+    NicCounter: {"nic": "eth0", "up": True, "speed_mbps": 200_000, "extra": {}},
+    FabricCounter: {"extra": {}},
     Path: {"proto": "roce", "dport": 4791, "seen_ns": T0, "confidence": 1.0},
+    Probe: {"src_nic": "eth0", "dst": "h1", "dst_nic": "eth0", "proto": "udp", "hops": []},
 }
+_SHARED = {"host": "h0", "func": "AllReduce", "ts_ns": T0}
 _JOB = {"job": "j1", "attempt": 0, "comm": 7, "rank": 0}
 
 
 def make(record: type[R], **fields: Any) -> R:
     """Return a record with defaults for everything that is not given."""
-    job = _JOB if "job" in record.__dataclass_fields__ else {}
-    return record(**{"host": "h0", **job, **_COMMON[record], **fields})
+    known = record.__dataclass_fields__
+    shared = {name: value for name, value in _SHARED.items() if name in known}
+    job = _JOB if "job" in known else {}
+    return record(**{**_BLANKS[record], **shared, **job, **_COMMON.get(record, {}), **fields})
+
+
+def _blank(record: type[HostRecord]) -> dict[str, Any]:
+    """Return null, zero or nothing for the fields of a record that have no default of their own."""
+    hints, blank = get_type_hints(record), {int: 0, str: ""}
+    needed = [field.name for field in dataclasses.fields(record) if field.default is dataclasses.MISSING]
+    return {
+        name: blank.get(hints[name]) for name in needed if hints[name] in blank or NoneType in get_args(hints[name])
+    }
+
+
+_BLANKS = {table.record: _blank(table.record) for table in TABLES}
 
 
 def rows(*records: HostRecord) -> pa.Table:

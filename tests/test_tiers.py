@@ -23,12 +23,9 @@ def test_only_files_without_a_test_of_the_tier_are_passed_over(chosen: str, held
     assert {source for source in (PLAIN, ALL_SLOW, SOME_SLOW, LONG) if may_hold(source, chosen)} == held
 
 
-def test_all_cases_but_those_that_are_kept_are_long() -> None:
+def test_all_cases_but_those_that_are_kept_are_long_and_those_have_to_be_there() -> None:
     kept, other = long_except([1], [1, 2])
     assert kept == 1
     assert (other.values, [mark.name for mark in other.marks]) == ((2,), ["slow", "long"])
-
-
-def test_case_that_is_kept_but_not_there_is_a_mistake() -> None:
     with pytest.raises(AssertionError, match=r"no such case: \[3\]"):
         long_except([3], [1, 2])

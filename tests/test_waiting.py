@@ -8,13 +8,10 @@ from lockstep.clock import NS_PER_S
 from tests.waiting import HastyClock, PunctualClock, eventually
 
 
-def test_waiting_ends_when_it_is_so() -> None:
+def test_waiting_ends_when_it_is_so_and_has_a_limit() -> None:
     answers = iter([False, False, True])
     eventually(lambda: next(answers))
     assert list(answers) == []
-
-
-def test_waiting_has_a_limit() -> None:
     with pytest.raises(AssertionError, match=r"not so within 0\.01 s"):
         eventually(lambda: False, limit_s=0.01)
 

@@ -1,6 +1,7 @@
 """Worlds are the same each time, the chain lets through what it says, and truth knows what nobody can see."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any  # fields of scenarios
 
 import pyarrow as pa
@@ -45,11 +46,10 @@ def test_worlds_span_what_was_asked_for() -> None:
     assert any(world.neighbour for world in worlds)
 
 
-def recorded(name: str) -> pa.Table:
-    """What three seconds of a healthy job leave in a table."""
-    telemetry = SimulatedTelemetry(Simulation(scenario(), 1), Identity("test", T0))
-    rows: pa.Table = telemetry.advance(T0 + 3 * SECOND)[name]
-    return rows
+@cache
+def recorded() -> dict[str, pa.Table]:
+    """What three seconds of a healthy job leave in each table."""
+    return dict(SimulatedTelemetry(Simulation(scenario(), 1), Identity("test", T0)).advance(T0 + 3 * SECOND))
 
 
 def arrived(chain: Chain, name: str, *batches: pa.Table) -> list[dict[str, object]]:
@@ -58,7 +58,7 @@ def arrived(chain: Chain, name: str, *batches: pa.Table) -> list[dict[str, objec
 
 
 def test_what_arrives_does_not_depend_on_how_rows_are_cut_into_batches() -> None:
-    rows = recorded("collectives")
+    rows = recorded()["collectives"]
     chain = Chain(seed=7, lost_rows=0.3, lost_batches=0.1, hole_every_s=1.5)
     whole = arrived(chain, "collectives", rows)
     assert whole == arrived(chain, "collectives", rows.slice(0, 40), rows.slice(40))
@@ -69,7 +69,7 @@ def test_what_arrives_does_not_depend_on_how_rows_are_cut_into_batches() -> None
 
 
 def test_hosts_end_unevenly_say_less_or_nothing_at_all() -> None:
-    rows = recorded("transfers")
+    rows = recorded()["transfers"]
     chain = Chain(seed=7, ends_s={"h0": 1.0}, untold=frozenset({"h1"}), coarse=frozenset({"h2"}), fuses=True)
     there = arrived(chain, "transfers", rows)
     assert max(int(str(row["last_ns"])) for row in there if row["host"] == "h0") <= T0 + SECOND

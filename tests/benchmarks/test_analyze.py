@@ -90,18 +90,21 @@ def test_floors_are_those_of_the_claim(cpu_s: float, is_met: bool, monkeypatch: 
     assert "900 MB" in found["65,536 ranks, closed window to verdicts"].reference
 
 
-def test_fast_and_wrong_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, 0.01, "nic:h9/eth0")
-    assert figures(quick=True)["windows judged right"].met is False
-
-
-def test_quick_run_is_one_window_and_the_smallest_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_run_is_one_window_and_the_smallest_hang_and_what_is_wrong_or_missing_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert pretend(monkeypatch, 0.1, "nic:h3/eth3") == []
     asked = pretend(monkeypatch, 0.1, "nic:h3/eth3")
     found = figures(quick=True)
     assert asked == [Scene(1_024, SLOW)]
     assert found["hang, dumps of 64 ranks: torchfrtrace"].reference == "2 ranks called missing, 1 of them wrongly"
     assert found["hang, dumps of 64 ranks: Lockstep"].reference == "says rank:27"
+    pretend(monkeypatch, 0.01, "nic:h9/eth0")
+    assert figures(quick=True)["windows judged right"].met is False
+    pretend(monkeypatch, 0.1, "nic:h3/eth3", gpu=None)
+    found = figures(quick=True)
+    assert found["numeric core, 65,536 ranks: numpy"].reference == "10 rows; no GPU here"
+    assert not any("cuda" in name for name in found)
 
 
 def test_gpu_stands_beside_numpy_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,13 +114,6 @@ def test_gpu_stands_beside_numpy_where_there_is_one(monkeypatch: pytest.MonkeyPa
     gpu = found["numeric core, 1,000,000 ranks: cuda"]
     assert (gpu.value, gpu.unit) == (0.5, "s")
     assert gpu.reference == "6.0 times as fast as numpy, copies included; figures of both are the same"
-
-
-def test_without_a_gpu_it_is_said_that_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, 0.1, "nic:h3/eth3", gpu=None)
-    found = figures(quick=True)
-    assert found["numeric core, 65,536 ranks: numpy"].reference == "10 rows; no GPU here"
-    assert not any("cuda" in name for name in found)
 
 
 @pytest.mark.slow
@@ -139,15 +135,12 @@ def test_late_rank_is_the_one_that_stands_out(are_sums: bool) -> None:
     assert excess.lasting[27] > 5 * abs(excess.lasting[26])
 
 
-def test_core_is_the_same_on_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_core_is_the_same_on_torch_and_other_figures_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmarks.analyze, "_AGAIN", 1)
     plain, torch = measure_numeric(64, ("cpu",))
     assert (plain.device, torch.device) == ("numpy", "cpu")
     assert torch.is_same
     assert plain.rows == torch.rows == 64 * 15
-
-
-def test_other_figures_are_not_the_same() -> None:
     one, other = (measure_excess(single_operations(ranks), False, ranks, None) for ranks in (64, 128))
     assert is_equal(one, one)
     assert not is_equal(one, other)

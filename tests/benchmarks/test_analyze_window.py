@@ -37,7 +37,7 @@ def large(small: Small, table: str) -> pa.Table:
     return pa.concat_tables(repeat_hosts(small.tables[table], HOSTS, small.rings))
 
 
-def test_every_rank_is_in_its_ring_and_in_its_host_once(small: Small) -> None:
+def test_every_rank_is_once_in_its_ring_and_in_the_host_that_its_number_says(small: Small) -> None:
     rows = large(small, "comms")
     in_ring = np.isin(rows["comm"].to_numpy(), small.rings)
     assert rows.num_rows == 2 * HOSTS * 8
@@ -46,24 +46,18 @@ def test_every_rank_is_in_its_ring_and_in_its_host_once(small: Small) -> None:
     assert set(rows["nranks"].to_numpy()[~in_ring]) == {8}
     assert len(set(rows["comm"].to_numpy()[~in_ring])) == HOSTS
     assert len(set(rows["gpu_uuid"].to_pylist())) == HOSTS * 8
-
-
-def test_host_of_a_rank_is_the_one_its_number_says(small: Small) -> None:
     rows = large(small, "comms")
     hosts = [f"h{rank // 8}" for rank in rows["world_rank"].to_pylist()]
     assert rows["host"].to_pylist() == hosts
 
 
-def test_ring_is_closed_and_goes_over_all_hosts(small: Small) -> None:
+def test_ring_is_closed_over_all_hosts_and_the_fault_stays_on_its_nic(small: Small) -> None:
     rows = large(small, "transfer_stats").filter(
         pa.compute.equal(large(small, "transfer_stats")["direction"], "send")
     )
     chosen = rows["comm"].to_numpy() == small.rings[0]
     after = dict(zip(rows["rank"].to_numpy()[chosen], rows["peer"].to_numpy()[chosen], strict=True))
     assert after == {rank: (rank + 1) % HOSTS for rank in range(HOSTS)}
-
-
-def test_fault_stays_on_its_nic_and_no_other_gets_it(small: Small) -> None:
     rows = large(small, "transfer_stats").filter(pa.compute.field("wire_ns").is_valid())
     delay = rows["wire_ns"].to_numpy() / rows["bytes"].to_numpy()
     slow = delay > 2.5 * np.median(delay)
@@ -72,12 +66,9 @@ def test_fault_stays_on_its_nic_and_no_other_gets_it(small: Small) -> None:
     assert {end for end, is_slow in zip(ends, slow, strict=True) if is_slow} == {("h3", "eth3")}
 
 
-def test_columns_and_types_are_those_of_the_tables(small: Small) -> None:
+def test_columns_are_those_of_the_tables_and_the_window_is_the_last_five_complete_seconds(small: Small) -> None:
     for name in ("comms", "progress", "op_stats", "transfers", "gpu_health", "agents", "connections"):
         assert large(small, name).schema == small.tables[name].schema
-
-
-def test_window_is_the_last_five_seconds_that_are_complete(small: Small) -> None:
     assert small.window.seconds == 5
     assert small.window.end_ns == max(small.tables["agents"]["watermark_ns"].to_pylist())
 
@@ -105,16 +96,13 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_absent_rank_waits_for_nobody_its_host_waits_for_it_and_the_rest_one_group_further(dumps: Path) -> None:
+def test_every_rank_is_told_of_and_all_wait_for_the_absent_one_which_waits_for_nobody(dumps: Path) -> None:
     rows = read_dumps(dumps).tables()["progress"].to_pylist()
     waiting = {(row["host"], row["comm"]) for row in rows if row["enqueued"] > row["done"]}
     hosts = {host for host, _ in waiting}
     assert f"rank-{ABSENT}" not in hosts
     assert len(hosts) == RANKS - 1
     assert len({comm for _, comm in waiting}) == 1 + 8, "the group of its host, and the ring of each GPU's place"
-
-
-def test_every_rank_is_told_of(dumps: Path) -> None:
     assert len(read_dumps(dumps).tables()["comms"]) == 2 * RANKS
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -48,10 +49,11 @@ def answer_twice_then_end(ports: list[int], ready: threading.Event) -> None:
         done = asyncio.Event()
 
         async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            for status in ("200 OK", "503 Away", "200 OK"):
-                await reader.readuntil(b"\r\n\r\n")
-                writer.write(f"HTTP/1.1 {status}\r\nContent-Length: 3\r\n\r\nabc".encode())
-            await reader.read()
+            with suppress(asyncio.IncompleteReadError):  # on a busy machine it leaves before the third
+                for status in ("200 OK", "503 Away", "200 OK"):
+                    await reader.readuntil(b"\r\n\r\n")
+                    writer.write(f"HTTP/1.1 {status}\r\nContent-Length: 3\r\n\r\nabc".encode())
+                await reader.read()
             writer.close()
             done.set()
 

@@ -75,7 +75,7 @@ def test_leak_is_told_from_noise_and_from_getting_warm(
     assert growth_mb_per_hour(samples) == pytest.approx(growth, abs=tolerance)
 
 
-@pytest.mark.parametrize("ranks", [16, 256, 1_024, 16_384])
+@pytest.mark.parametrize("ranks", [16, 1_024])
 def test_simulated_scenario_of_every_size_can_be_built(ranks: int) -> None:
     told = bench_scenario(Run(ranks, 10))
     check_scenario(told)

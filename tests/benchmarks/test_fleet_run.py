@@ -58,14 +58,11 @@ def test_a_batch_that_does_not_get_through_in_time_is_the_reason(odd_one: Sent, 
     assert reason in judgement.trouble
 
 
-def test_a_backlog_that_grows_is_not_sustained_however_fast_receipts_come() -> None:
+def test_a_backlog_that_grows_is_not_sustained_and_a_sawtooth_is_no_growth() -> None:
     growing = [_sample(second, int(0.2 * BATCH * second)) for second in range(10)]
     judgement = judge(_outcome(HEALTHY, growing))
     assert judgement.backlog_growth == pytest.approx(0.2)
     assert judgement.trouble == ("the backlog grew by 20 % of what came in",)
-
-
-def test_a_sawtooth_of_one_segment_a_second_is_no_growth() -> None:
     sawtooth = [_sample(quarter / 4, BATCH * (1 + quarter % 4) // 4) for quarter in range(40)]
     assert judge(_outcome(HEALTHY, sawtooth)).is_sustained
 
@@ -84,14 +81,11 @@ def test_cores_are_cpu_seconds_by_seconds_and_the_rest_of_the_machine_is_the_nei
     assert cores.head == pytest.approx(0.7)
 
 
-def test_a_delay_is_from_the_first_sending_to_the_first_query_that_finds_the_rows() -> None:
+def test_a_delay_ends_with_the_first_query_that_finds_the_rows_and_without_one_it_has_no_end() -> None:
     sent = [_sent(number=1), _sent(number=2, late_s=0.5), _sent(host=7, number=1)]
     found = {(0, 1_000): sent[0].sent_ns + NS_PER_S, (0, 1_001): sent[1].sent_ns + 2 * NS_PER_S}
     outcome = replace(_outcome(sent), sighted=found)
     assert judge(outcome).delay == Quantiles(2.0, 2.0)  # host 7 was not looked for
-
-
-def test_rows_of_a_marked_host_that_no_query_found_have_no_end() -> None:
     sent = [_sent(number=1), _sent(number=2)]
     outcome = replace(_outcome(sent), sighted={(0, 1_000): sent[0].sent_ns + NS_PER_S})
     assert judge(outcome).delay.p99_s == math.inf

@@ -85,20 +85,14 @@ def test_batches_go_in_order_over_one_connection_with_token_host_boot_and_number
     assert all(one.acked_ns > one.sent_ns for one in sent)
 
 
-def test_a_refused_batch_comes_again_with_its_number_before_the_next() -> None:
+def test_a_batch_that_was_refused_lost_or_not_receipted_comes_again_before_the_next() -> None:
     gateway, sent = _play(lambda number, time: "503 Full|{}" if number == 2 and time < 3 else _take(number, time))
     assert gateway.came == [1, 2, 2, 2, 3]
     assert [one.tries for one in sent] == [1, 3, 1]
-
-
-def test_a_lost_connection_is_opened_again_and_the_batch_repeated() -> None:
     gateway, sent = _play(lambda number, time: None if number == 1 and time == 1 else _take(number, time))
     assert gateway.came == [1, 1, 2, 3]
     assert gateway.connections == 2
     assert sent[0].tries == 2
-
-
-def test_a_receipt_for_less_than_what_was_sent_is_none() -> None:
     gateway, _ = _play(lambda number, time: '200 OK|{"watermark": 0}' if time == 1 else _take(number, time), bodies=1)
     assert gateway.came == [1, 1]
 

@@ -7,8 +7,7 @@ import pytest
 from benchmarks.live_paths import describe_cuts, describe_gloo, describe_loops, describe_pairs, describe_reroute
 from lockstep.topology import Topology
 from tests.testbed.paths.flows import PlannedFlow, plan_by_lockstep, shift_by_a_leaf, without
-from tests.testbed.paths.gloo_reroute import Reroute
-from tests.testbed.paths.gloo_trials import GlooRun
+from tests.testbed.paths.gloo_trials import GlooRun, Reroute
 from tests.testbed.paths.traffic import Rates
 from tests.testbed.paths.trials import CutTrial, Pair, PairedTrials, Round, eight_hosts, sixteen_hosts
 from tests.testbed_checks.test_timeline import told
@@ -37,12 +36,9 @@ def test_a_plan_that_follows_is_told_beside_one_that_stays() -> None:
     assert seconds.reference == "1 of 1; static: 0"
 
 
-def test_step_times_of_gloo_are_told_side_by_side() -> None:
+def test_step_times_of_gloo_are_told_beside_chance_and_through_a_slow_link() -> None:
     (figure,) = describe_gloo([GlooRun(False, 1300.0), GlooRun(False, 1500.0), GlooRun(True, 640.0)])
     assert (figure.value, figure.reference) == (640.0, "ports by chance: 1400 ms (1300 to 1500)")
-
-
-def test_a_slow_link_is_told_before_through_and_after() -> None:
     steps = (900.0, 660.0, 660.0, 2000.0, 3200.0, 3200.0, 1500.0, 670.0, 670.0)
     (figure,) = describe_reroute(Reroute("leaf0--spine0", steps, 3, 6, 2, 0.06))
     assert figure.value == 670.0
@@ -54,9 +50,6 @@ def test_loops_are_told_with_how_many_closed_and_how_soon() -> None:
     assert (share.value, seconds.value, ratio.value) == (0.5, 10.5, 1.0)
     assert seconds.reference == "planned after 8.0 s; slowest 10.5 s"
     assert ratio.reference == "through the slow link 4.00"
-
-
-def test_loops_of_which_none_closed_have_no_times() -> None:
     (share,) = describe_loops([told(heard="nobody said anything")])
     assert share.value == 0.0
 

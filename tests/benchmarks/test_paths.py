@@ -39,21 +39,15 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmarks.paths, "in_own_process", lambda call, *arguments: call(*arguments))
 
 
-def test_every_fabric_damage_and_number_of_flows_is_planned_and_all_traffic_is_met() -> None:
+def test_cases_are_all_that_the_claims_are_about_with_seeds_that_nothing_was_chosen_on() -> None:
     cases = large_cases()
     assert {(case.fabric, case.flows, case.damage) for case in cases} == set(
         product(LARGE, (1_024, 8_192, 65_536), DAMAGES)
     )
     assert {(case.damage, case.traffic) for case in cases} == set(product(DAMAGES, TRAFFIC))
-
-
-def test_small_cases_are_enough_for_one_in_a_hundred_to_show() -> None:
     cases = small_cases(quick=False)
     assert {case.fabric for case in cases} == set(SMALL)
     assert sum("sizes" not in case.traffic for case in cases) >= 200
-
-
-def test_no_seed_is_one_that_options_were_chosen_on() -> None:
     cases = [*large_cases(), *quick_cases(), *small_cases(False), *replan_cases(False)]
     assert min(case.seed for case in cases) >= FIRST_SEED > 100
 
@@ -100,21 +94,15 @@ def score(
     return Score(case, 0.6, 0.5, "LP", above, whole, (1.0, 2.0, 1.5), 0.75, effort, unreachable)
 
 
-def test_the_worst_plan_is_named_and_more_than_one_flow_above_breaks_the_floor() -> None:
+def test_the_worst_plan_is_named_and_more_than_one_flow_above_the_optimum_breaks_the_floor() -> None:
     figure = next(claim_optimum([score(), score(above=2.0, fabric="k=6"), score(above=1.0)]))
     assert (figure.value, figure.met) == (2.0, False)
     assert figure.reference == "k=6, intact, rings, 8,192 flows, seed 100; 1 plans above by more than 1"
     assert next(claim_optimum([score(above=1.0)])).met
-
-
-def test_plans_that_the_milp_cannot_beat_are_optimal_too() -> None:
     scores = [score(), score(above=1.0, whole=0.6), score(above=1.0, whole=0.55), score(above=1.0)]
     _, share = claim_optimum(scores)
     assert share.value == 0.5
     assert share.reference == "4 plans of equal flows; 1 at the ceiling of the bound, 1 more by MILP"
-
-
-def test_unequal_flows_are_told_apart_from_the_share_at_the_optimum() -> None:
     worst, share, unequal = claim_optimum([score(), score(above=1.4, traffic="any sizes")])
     assert (worst.value, share.value) == (0.0, 1.0)
     assert (unequal.value, unequal.met) == (1.4, False)

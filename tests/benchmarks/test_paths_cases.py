@@ -71,7 +71,7 @@ def test_damage_is_done_to_as_many_links_as_it_says(damage: str, rates: dict[flo
     assert Counter(network.gbps[directed_links].tolist()) == rates
 
 
-def test_traffic_is_what_its_name_says() -> None:
+def test_traffic_is_what_its_name_says_and_jobs_keep_to_their_rings() -> None:
     flows = {traffic: build_case(case(traffic=traffic, flows=640))[1] for traffic in TRAFFIC}
     sizes = {traffic: len({flow.gbps for flow in some}) for traffic, some in flows.items()}
     assert sizes == dict.fromkeys(TRAFFIC, 1) | {"four sizes": 4, "any sizes": 640}
@@ -81,12 +81,9 @@ def test_traffic_is_what_its_name_says() -> None:
     assert (len({flow.src for flow in few}), len({(flow.src, flow.dst) for flow in few})) == (9 + 1, 90)
     _, planes = build_case(case("planes 2 x 32 x 16"))
     assert all("/" not in flow.src for flow in planes), "the choice of a port is the planner's"
-
-
-def test_jobs_send_along_their_rings_and_not_to_each_other() -> None:
-    _, flows = build_case(case(traffic="jobs", flows=64))
-    after = {flow.src: flow.dst for flow in flows}
-    start, at, length = flows[0].src, after[flows[0].src], 1
+    _, rings = build_case(case(traffic="jobs", flows=64))
+    after = {flow.src: flow.dst for flow in rings}
+    start, at, length = rings[0].src, after[rings[0].src], 1
     while at != start:
         at, length = after[at], length + 1
     assert length == 8
@@ -137,13 +134,10 @@ def test_a_plan_is_half_as_fast_again_as_chance_at_least(experiment: Experiment)
     assert run_planned(network, replace(experiment, queue_pairs=8)).slowest > 1.4 * chance
 
 
-def test_all_jobs_get_the_same_with_a_plan_and_not_by_chance() -> None:
+def test_jobs_get_the_same_with_a_plan_and_a_dynamic_one_loses_less_to_a_cut() -> None:
     planned, chance = run_planned(NETWORK, EXPERIMENTS[1]), run_by_chance(NETWORK, EXPERIMENTS[1], seed=1)
     assert planned.slowest == planned.fastest == NVLINK_GBPS
     assert chance.fastest > chance.slowest
-
-
-def test_a_dynamic_plan_loses_less_than_a_static_one_to_a_cut() -> None:
     link = NETWORK.link_of(int(np.flatnonzero(NETWORK.fabric)[0]))
     static, dynamic = (run_after_cut(NETWORK, CUT, link, 1, is_dynamic).slowest for is_dynamic in (False, True))
     assert static <= 200.0

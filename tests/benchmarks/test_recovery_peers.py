@@ -53,7 +53,7 @@ def test_model_is_close_to_what_was_measured_at_the_full_rate_of_the_slower_peer
     assert all(fit_grids(model)[0].error < 0.03 for model in MODELS)
 
 
-def test_nothing_is_faster_than_without_losses_and_dropping_never_better_than_rerouting(
+def test_losses_cost_less_when_rarer_nothing_beats_no_losses_and_dropping_never_rerouting(
     case: tuple[Measured, Fit],
 ) -> None:
     model, fit = case
@@ -65,23 +65,17 @@ def test_nothing_is_faster_than_without_losses_and_dropping_never_better_than_re
     assert all(one.rate <= other.rate * slack for one, other in zip(dropped, rerouted, strict=True))
     assert any(one.rate < other.rate for one, other in zip(dropped, rerouted, strict=True))
     assert all(later.rate <= earlier.rate * slack for earlier, later in pairwise(rerouted))
-
-
-def test_rarer_losses_cost_less(case: tuple[Measured, Fit]) -> None:
     model, fit = case
     falling = [average(model.batch, list_planned(model, fit, every_s), every_s) for every_s in INTERVALS_S.values()]
     assert falling == sorted(falling, reverse=True)
 
 
-def test_losses_within_the_bubble_are_free() -> None:
+def test_losses_within_the_bubble_are_free_and_a_stage_without_copies_forces_a_restart() -> None:
     assert _SMALL_FIT.best(NODES) == Grid(4, 6)  # with seven pipelines, too, one has four micro-batches
     assert _SMALL_FIT.rate(Grid(4, 6), 4) == pytest.approx(100.0)
     assert _SMALL_FIT.rate(Grid(4, 6), 12) < 100.0
     assert _SMALL_FIT.rate(Grid(4, 2), 4) > 0
     assert _SMALL_FIT.rate(Grid(4, 2), 5) == 0.0, "a stage has lost all copies"
-
-
-def test_stage_that_lost_all_copies_forces_a_restart() -> None:
     kept, hit, after = list_rerouted(_BERT, fit_grids(_BERT)[0], Grid(30, 1))[:3]
     assert kept.pause_s == 0.0
     assert hit.pause_s > _BERT.restart_s  # and what was done since the last checkpoint is done again

@@ -87,12 +87,9 @@ def test_work_is_what_can_be_added_up_by_hand(make: MakePolicy, told: History, n
     assert run(make, told, nodes).useful == pytest.approx(useful)
 
 
-def test_plan_goes_on_with_the_whole_pipeline_that_is_left() -> None:
+def test_plan_goes_on_with_the_whole_pipeline_that_is_left_and_what_runs_is_available() -> None:
     ledger = run(Planned, ONE_FAULT, "abcd", replace(WAYS, recycle_s=None))
     assert ledger.useful == pytest.approx(4 * 10 + HALF * (20 - 0.1) + 4 * (70 - 0.1))
-
-
-def test_nodes_that_go_together_are_one_moment_and_time_that_runs_is_available() -> None:
     told = history((10.0, "a", False), (10.0, "b", False), (11.0, "a", True))
     assert [len(changes) for _, changes in told.timestamps()] == [2, 1]
     assert len(list(BLINK.timestamps())) == 2
@@ -146,15 +143,12 @@ def test_node_with_several_faults_is_up_after_the_last_and_each_must_have_begun(
         list(merge_faults([(3.0, "a", True)]))
 
 
-def test_least_number_is_found_and_an_interval_holds_the_mean() -> None:
+def test_least_number_is_found_an_interval_holds_the_mean_and_spares_move_no_job() -> None:
     assert [find_least(n.__le__, 10) for n in range(11)] == list(range(11))
     assert find_least(lambda _: False, 10) is None
     low, high = bootstrap([1.0, 2.0, 3.0, 4.0])
     assert 1.0 <= low < 2.5 < high <= 4.0
     assert bootstrap([7.0, 7.0]) == (7.0, 7.0)
-
-
-def test_more_spares_leave_the_jobs_where_they_are() -> None:
     told = History("told", 1.0, tuple(f"n{number}" for number in range(400)), ())
     few, many = draw_nodes(told, 1, 0), draw_nodes(told, 1, 5)
     assert len(few) == sum(job.nodes for job in FLEET) == 320
@@ -176,17 +170,13 @@ def public_data() -> None:
 
 
 @pytest.mark.usefixtures("public_data")
-def test_history_of_servers_is_read_whole() -> None:
+def test_histories_of_servers_and_spot_instances_are_read_whole() -> None:
     told = read_servers()
     assert len(told.up) == 400
     assert told.hours == 174 * 24
     goes = sum(not change.is_up for change in told.changes)
     assert 250 < goes <= 312, "some faults overlap on their node"
     assert 0 <= goes - sum(change.is_up for change in told.changes) <= 3, "three faults are open at the end"
-
-
-@pytest.mark.usefixtures("public_data")
-def test_history_of_spot_instances_is_read_whole() -> None:
     told = read_spot()
     assert len(told.up) == 18
     up, most = set(told.up), 0

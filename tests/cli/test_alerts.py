@@ -12,10 +12,10 @@ from lockstep.state.deliveries import Outgoing, list_deliveries, save_round
 from lockstep.state.documents import list_audit
 from lockstep.state.leases import take_lease
 from lockstep.state.targets import Health, list_health, write_health
-from lockstep.store.store import Store
 from tests.api.alerts.build import make_notification, target
 from tests.api.alerts.receivers import Receiver, answer, receiving
 from tests.api.build import Api, running_api
+from tests.api.fake_store import FakeStore
 from tests.cli.commands import Run, check_failure
 
 
@@ -26,10 +26,10 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def api(tmp_path: Path, embedded_store: Store, receiver: Receiver) -> Iterator[Api]:
+def api(tmp_path: Path, receiver: Receiver) -> Iterator[Api]:
     hook = target("ops", url=receiver.url, secrets=())
     alerts = AlertSettings(targets=(hook,), allow=("127.0.0.1",))
-    with running_api(tmp_path, embedded_store, settings=Settings(alerts=alerts)) as running:
+    with running_api(tmp_path, FakeStore(), settings=Settings(alerts=alerts)) as running:
         lease = take_lease(running.parts.control, "alerts", "test", 10**12, running.parts.clock.now_ns())
         assert lease is not None
         save_round(
@@ -45,7 +45,9 @@ def to(api: Api) -> tuple[str, ...]:
     return ("--server", str(api.client.base_url), "--token", api.make_token("admin"))
 
 
-def test_receivers_are_listed_with_how_they_do(lockstep: Run, api: Api, to: tuple[str, ...]) -> None:
+def test_receivers_are_listed_and_messages_to_them_listed_and_replayed(
+    lockstep: Run, api: Api, to: tuple[str, ...]
+) -> None:
     listed = lockstep("alerts", "list", *to)
     assert listed.code == 0
     assert "disabled" in listed.out
@@ -54,6 +56,13 @@ def test_receivers_are_listed_with_how_they_do(lockstep: Run, api: Api, to: tupl
     assert lockstep("alerts", "enable", "ops", "--why", "it is back", *to).code == 0
     assert list_health(api.parts.control)["ops"].disabled_because is None
     assert list_audit(api.parts.control, 1)[0].why == "it is back"
+    listed = lockstep("alerts", "deliveries", "ops", "--state", "waiting", *to)
+    assert make_notification().id in listed.out
+    assert json.loads(lockstep("alerts", "deliveries", "ops", "--json", *to).out)["items"][0]["state"] == "waiting"
+    assert lockstep("alerts", "replay", "ops", make_notification().id, "--why", "they lost it", *to).code == 0
+    assert list_audit(api.parts.control, 1)[0].why == "they lost it"
+    assert [each.state for each in list_deliveries(api.parts.control, "ops")] == ["waiting"]
+    check_failure(lockstep("alerts", "test", "nobody", *to), "there is no target 'nobody'")
 
 
 def test_test_message_tells_by_its_exit_code(lockstep: Run, receiver: Receiver, to: tuple[str, ...]) -> None:
@@ -62,15 +71,3 @@ def test_test_message_tells_by_its_exit_code(lockstep: Run, receiver: Receiver, 
     receiver.reply = answer(500)
     ill = lockstep("alerts", "test", "ops", *to)
     assert (ill.code, ill.out) == (1, "ops: not delivered: HTTP 500\n")
-
-
-def test_messages_are_listed_and_replayed_and_a_refusal_is_one_sentence(
-    lockstep: Run, api: Api, to: tuple[str, ...]
-) -> None:
-    listed = lockstep("alerts", "deliveries", "ops", "--state", "waiting", *to)
-    assert make_notification().id in listed.out
-    assert json.loads(lockstep("alerts", "deliveries", "ops", "--json", *to).out)["items"][0]["state"] == "waiting"
-    assert lockstep("alerts", "replay", "ops", make_notification().id, "--why", "they lost it", *to).code == 0
-    assert list_audit(api.parts.control, 1)[0].why == "they lost it"
-    assert [each.state for each in list_deliveries(api.parts.control, "ops")] == ["waiting"]
-    check_failure(lockstep("alerts", "test", "nobody", *to), "there is no target 'nobody'")

@@ -27,16 +27,13 @@ def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_figures_are_a_table_that_says_which_floor_does_not_hold(lockstep: Run) -> None:
+def test_figures_are_a_table_that_says_which_floor_does_not_hold_or_json(lockstep: Run) -> None:
     outcome = lockstep("bench", "store")
     assert (outcome.code, outcome.err) == (0, "measuring [full]\n")
     lines = {line.split()[0]: line.split() for line in outcome.out.splitlines()}
     assert lines["insert"][1:] == ["1,250,000", "rows/s", "1e+06", "2e+06", "yes", "disk", "[sync]", "2", "GB/s"]
     assert lines["query"][1:] == ["12.35", "ms", "10", "no"]
     assert lines["size"][1:] == ["31", "bytes/row"]
-
-
-def test_figures_are_json_on_request_and_an_unknown_benchmark_is_bad_usage(lockstep: Run) -> None:
     outcome = lockstep("bench", "store", "--quick", "--json")
     assert outcome.err == "measuring [quick]\n"
     report = json.loads(outcome.out)

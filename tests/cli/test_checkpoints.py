@@ -19,7 +19,9 @@ def job(tmp_path: Path) -> Path:
     return tmp_path / "job"
 
 
-def test_a_person_reads_a_table_with_the_reason_for_each(lockstep: Run, job: Path) -> None:
+def test_a_table_has_the_reason_for_each_and_programs_get_the_catalogue_and_the_choice(
+    lockstep: Run, job: Path
+) -> None:
     outcome = lockstep("checkpoints", job, "--read-mb-s", "1")
     assert outcome.code == 0
     lines = outcome.out.splitlines()
@@ -29,11 +31,6 @@ def test_a_person_reads_a_table_with_the_reason_for_each(lockstep: Run, job: Pat
     assert "all 3 files of 2 ranks are there" in lines[2]
     assert "0.0142 s" in lines[2]
     assert outcome.err == "1 of 2 checkpoints are complete\n"
-
-
-def test_a_program_reads_the_catalogue_and_the_choice_and_a_person_the_command_to_run_first(
-    lockstep: Run, job: Path
-) -> None:
     outcome = lockstep("checkpoints", job, "--job", "train", "--for", "dp4", "--json")
     told = json.loads(outcome.out)
     assert (told["job"], [each["state"] for each in told["checkpoints"]]) == ("train", ["incomplete", "complete"])

@@ -38,28 +38,30 @@ def test_agent_without_a_token_or_a_gateway_s_address_says_so(lockstep: Run, tmp
 
 
 @contextmanager
-def collecting(environment: dict[str, str], **streams: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Give an agent in a process of its own, which does not outlive the block, whatever happens in it."""
-    with subprocess.Popen([LOCKSTEP, "collect"], env=environment, **streams) as agent:  # type: ignore[call-overload]
+def collecting(
+    folder: Path, gateway: FakeGateway, token_file: str, **settings: str
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """Give the agent of h7 in a process of its own, which does not outlive the block, whatever happens in it."""
+    environment = environment_for(
+        folder / "state",
+        LOCKSTEP_COLLECTOR_TOKEN_FILE=token_file,
+        LOCKSTEP_COLLECTOR_SERVER=gateway.url,
+        LOCKSTEP_COLLECTOR_HOST="h7",
+        **settings,
+    )
+    command = [LOCKSTEP, "collect"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as agent:
         try:
             yield agent
         finally:
             agent.kill()
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_agent_sends_until_it_is_told_to_stop(tmp_path: Path, token_file: str, how: signal.Signals) -> None:
-    with FakeGateway() as gateway:
-        environment = environment_for(
-            tmp_path / "state",
-            LOCKSTEP_COLLECTOR_TOKEN_FILE=token_file,
-            LOCKSTEP_COLLECTOR_SERVER=gateway.url,
-            LOCKSTEP_COLLECTOR_HOST="h7",
-        )
-        with collecting(environment, stdout=subprocess.PIPE) as agent:
-            eventually(lambda: len(gateway.received) >= 1)
-            agent.send_signal(how)
-            said, _ = agent.communicate(timeout=LIMIT_S)
+def test_agent_sends_until_it_is_told_to_stop(tmp_path: Path, token_file: str) -> None:
+    with FakeGateway() as gateway, collecting(tmp_path, gateway, token_file) as agent:
+        eventually(lambda: len(gateway.received) >= 1)
+        agent.send_signal(signal.SIGTERM)
+        said, _ = agent.communicate(timeout=LIMIT_S)
     assert (agent.returncode, said) == (0, b"")
     assert {(batch.agent, batch.token) for batch in gateway.received} == {("h7", "Bearer lks_secret")}
     assert len(gateway.received) >= 2, "the end sends what is left"
@@ -77,36 +79,31 @@ def ask(address: Path, question: bytes) -> bytes:
 
 @pytest.mark.needs_root
 def test_agent_that_follows_paths_answers_jobs_that_ask_for_ports(tmp_path: Path, token_file: str) -> None:
-    topology = tmp_path / "topology.json"
-    topology.write_text(dump_topology(leaf_spine(hosts=2, nics_per_host=1, leaves=2, spines=2)))
-    with FakeGateway() as gateway:
-        environment = environment_for(
-            tmp_path / "state",
-            LOCKSTEP_COLLECTOR_TOKEN_FILE=token_file,
-            LOCKSTEP_COLLECTOR_SERVER=gateway.url,
-            LOCKSTEP_COLLECTOR_HOST="h0",
-            LOCKSTEP_COLLECTOR_TOPOLOGY=str(topology),
-            LOCKSTEP_COLLECTOR_PATHS_FILE=str(tmp_path / "paths" / "plan"),
-            LOCKSTEP_COLLECTOR_PATHS_AGENT=str(tmp_path / "paths" / "agent"),
-        )
-        with collecting(environment, stderr=subprocess.PIPE) as agent:
-            question = b"1 10.0.0.1 10.0.0.2 5201"  # no plan has named it yet
-            eventually(lambda: ask(tmp_path / "paths" / "agent", question) == b"-")
-            agent.send_signal(signal.SIGTERM)
-            _, said = agent.communicate(timeout=LIMIT_S)
+    topology, paths = tmp_path / "topology.json", tmp_path / "paths"
+    topology.write_text(dump_topology(leaf_spine(hosts=8, nics_per_host=1, leaves=2, spines=2)))
+    settings = {
+        "LOCKSTEP_COLLECTOR_TOPOLOGY": str(topology),
+        "LOCKSTEP_COLLECTOR_PATHS_FILE": str(paths / "plan"),
+        "LOCKSTEP_COLLECTOR_PATHS_AGENT": str(paths / "agent"),
+    }
+    with FakeGateway() as gateway, collecting(tmp_path, gateway, token_file, **settings) as agent:
+        question = b"1 10.0.0.1 10.0.0.2 5201"  # no plan has named it yet
+        eventually(lambda: ask(paths / "agent", question) == b"-")
+        agent.send_signal(signal.SIGINT)
+        _, said = agent.communicate(timeout=LIMIT_S)
     assert agent.returncode == 0
     assert b"Traceback" not in said
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_that_came_before_the_wait_ends_it(number: signal.Signals) -> None:
-    code = f"""
-import os
+def test_signal_that_came_before_the_wait_ends_it() -> None:
+    code = """
+import os, signal
 from cli.collect import StopSignals
-signals = StopSignals()
-os.kill(os.getpid(), {int(number)})
-signals.wait()
-print("well")
+for number in (signal.SIGINT, signal.SIGTERM):
+    signals = StopSignals()
+    os.kill(os.getpid(), number)
+    signals.wait()
+    print("well")
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, timeout=LIMIT_S)
-    assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "well\nwell\n"), done.stderr

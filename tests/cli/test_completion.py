@@ -75,7 +75,15 @@ def test_jobs_of_a_server_that_answers_are_offered(
     assert offered(lockstep, f"lockstep capture --server {unused_address()} --job tr") == []
 
 
-def test_real_bash_completes_with_the_script_that_is_installed(tmp_path: Path) -> None:
+def test_completion_is_installed_where_the_manual_says_and_real_bash_completes_with_it(tmp_path: Path) -> None:
+    environment = environment_for(tmp_path) | {
+        "HOME": str(tmp_path),
+        "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
+    }
+    for shell, file in (("bash", ".bashrc"), ("zsh", ".zshrc")):
+        command = [LOCKSTEP, "--install-completion", shell]
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=LIMIT_S)
+        assert (tmp_path / file).exists()
     script = """
 eval "$(_LOCKSTEP_COMPLETE=source_bash lockstep)"
 COMP_WORDS=(lockstep decisions app) COMP_CWORD=2
@@ -88,14 +96,3 @@ echo "${COMPREPLY[@]}"
     )
 
     assert (done.stdout, done.stderr) == ("approve\n", "")
-
-
-def test_completion_is_installed_where_the_manual_says(tmp_path: Path) -> None:
-    environment = environment_for(tmp_path) | {
-        "HOME": str(tmp_path),
-        "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
-    }
-    for shell, file in (("bash", ".bashrc"), ("zsh", ".zshrc")):
-        command = [LOCKSTEP, "--install-completion", shell]
-        subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=LIMIT_S)
-        assert (tmp_path / file).exists()

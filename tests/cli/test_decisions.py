@@ -10,16 +10,16 @@ from lockstep.execution import PartIdentity
 from lockstep.state.decisions import list_node_orders, list_orders, list_outcomes, save_decisions, save_isolated
 from lockstep.state.incidents import save_incidents
 from lockstep.state.leases import take_lease
-from lockstep.store.store import Store
 from tests.api.build import Api, running_api
+from tests.api.fake_store import FakeStore
 from tests.cli.commands import Run, check_failure
 from tests.lockstep.state.build import decision, incident
 from tests.lockstep.state.test_executions import isolated
 
 
 @pytest.fixture
-def api(tmp_path: Path, embedded_store: Store) -> Iterator[Api]:
-    with running_api(tmp_path, embedded_store) as running:
+def api(tmp_path: Path) -> Iterator[Api]:
+    with running_api(tmp_path, FakeStore()) as running:
         expires_ns = running.parts.clock.now_ns() + 10**15
         made = decision("d1").model_copy(
             update={"expires_ns": expires_ns, "held_because": "the verdict is stale", "advice": "save every 9 min"}
@@ -34,7 +34,9 @@ def to(api: Api) -> tuple[str, ...]:
     return ("--server", str(api.client.base_url), "--token", api.make_token("act"))
 
 
-def test_decisions_are_listed_and_shown_with_every_alternative(lockstep: Run, to: tuple[str, ...]) -> None:
+def test_decisions_are_listed_with_every_alternative_and_a_person_s_word_reaches_the_planner(
+    lockstep: Run, to: tuple[str, ...], api: Api
+) -> None:
     listed, shown = lockstep("decisions", "list", *to), lockstep("decisions", "show", "d1", *to)
     assert (listed.code, shown.code) == (0, 0)
     assert "a spare is cheaper than waiting" in listed.out
@@ -42,11 +44,6 @@ def test_decisions_are_listed_and_shown_with_every_alternative(lockstep: Run, to
     assert "goes on slowly" in shown.out
     assert "advice: save every 9 min" in shown.out
     assert json.loads(lockstep("decisions", "show", "d1", "--json", *to).out)["id"] == "d1"
-
-
-def test_word_of_a_person_reaches_the_planner_and_a_refusal_is_one_sentence(
-    lockstep: Run, api: Api, to: tuple[str, ...]
-) -> None:
     for kind in ("approve", "reject", "undo"):
         outcome = lockstep("decisions", kind, "d1", "--why", "I know", *to)
         assert (outcome.code, outcome.err) == (0, "")

@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,26 @@ SLOW_TO_IMPORT = {"rich", "structlog", "pydantic", "pyarrow", "numpy", "httpx"} 
 HEAVY = ("torch", "fastapi", "sqlalchemy", "chdb", "clickhouse_connect")
 
 
-def run_without(modules: tuple[str, ...], *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run the command in a process in which these modules cannot be imported."""
-    script = (
-        f"import sys; sys.modules.update(dict.fromkeys({modules!r})); sys.argv = {['lockstep', *arguments]!r}; "
-        "from cli.main import run; run()"
-    )
-    return subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=False)
+Ended = tuple[int, str, str]  # exit code, standard output and standard error
+
+
+def run_without(folder: Path, cases: Sequence[tuple[Sequence[str], str]]) -> list[Ended]:
+    """Ask for the help of commands, each in a process in which some modules cannot be imported."""
+    script = f"""
+import os, sys
+from cli.main import run
+for number, (modules, command) in enumerate({cases!r}):
+    if not os.fork():
+        for descriptor in (1, 2):
+            os.dup2(os.open(f"{folder}/{{number}}.{{descriptor}}", os.O_CREAT | os.O_WRONLY), descriptor)
+        sys.modules.update(dict.fromkeys(modules))
+        sys.argv = ["lockstep", command, "--help"]
+        run()
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=REPO, stdout=subprocess.PIPE, text=True, check=True)
+    said = [[(folder / f"{number}.{each}").read_text() for each in (1, 2)] for number in range(len(cases))]
+    return [(int(code), out, err) for code, (out, err) in zip(done.stdout.split(), said, strict=True)]
 
 
 def test_version_and_help_are_printed_and_everything_unknown_is_bad_usage(lockstep: Run) -> None:
@@ -100,52 +114,68 @@ def test_command_at_hand_is_the_first_word_that_is_no_option() -> None:
         assert main._wanted(nothing) is None
 
 
-@pytest.mark.parametrize("command", ["collect", "simulate", "capture", "scenario"])
-def test_command_of_a_training_host_needs_nothing_heavy(command: str) -> None:
-    done = run_without(HEAVY, command, "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"lockstep {command}" in done.stdout
+def test_command_of_a_training_host_needs_nothing_heavy(tmp_path: Path) -> None:
+    commands = ("collect", "simulate", "capture", "scenario")
+    for command, (code, out, err) in zip(
+        commands, run_without(tmp_path, [(HEAVY, command) for command in commands]), strict=True
+    ):
+        assert (code, err) == (0, "")
+        assert f"lockstep {command}" in out
 
 
-_CLONE = "clone the repository, run `make install` there, and use its .venv/bin/lockstep"
+def test_command_whose_packages_are_missing_says_how_to_get_them(tmp_path: Path) -> None:
+    clone = "clone the repository, run `make install` there, and use its .venv/bin/lockstep"
+    remedies = {
+        ("sqlalchemy", "token"): "pip install 'lockstep[store]'",
+        ("clickhouse_connect", "store"): "pip install 'lockstep[store]'",
+        ("fastapi", "up"): "pip install 'lockstep[api,analyzer,planner,collector]'",
+        ("pyarrow", "collect"): "pip install 'lockstep[collector]'",
+        ("numpy", "simulate"): "pip install 'lockstep[sim]'",
+        ("benchmarks", "bench"): clone,
+        ("tests", "testbed"): clone,
+    }
+    ended = run_without(tmp_path, [([missing], command) for missing, command in remedies])
+    for ((missing, command), remedy), (code, out, err) in zip(remedies.items(), ended, strict=True):
+        is_ours = remedy == clone
+        absence = "/, which is not part of the installed package" if is_ours else ", which is not installed here"
+        assert (code, out) == (1, "")
+        assert err == f"lockstep: `lockstep {command}` needs {missing}{absence}: {remedy}\n"
+
+
+def test_services_have_rows_where_freed_memory_can_be_given_back() -> None:
+    code = """
+import os
+from cli.main import Command, build
+
+def load(command):
+    import pyarrow
+    print(command.name, pyarrow.default_memory_pool().backend_name, flush=True)
+    return lambda: None
+
+Command.load = load
+for name in ("up", "serve", "simulate"):
+    if not os.fork():
+        build([name])
+        os._exit(0)
+    os.wait()
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "ARROW_DEFAULT_MEMORY_POOL"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=REPO, capture_output=True, text=True, check=True
+    )
+    pools = dict(line.split() for line in done.stdout.splitlines())
+    assert {name: pool == "system" for name, pool in pools.items()} == {"up": True, "serve": True, "simulate": False}
 
 
 @pytest.mark.parametrize(
-    ("missing", "command", "remedy"),
+    ("option", "variables"),
     [
-        ("sqlalchemy", "token", "pip install 'lockstep[store]'"),
-        ("clickhouse_connect", "store", "pip install 'lockstep[store]'"),
-        ("fastapi", "up", "pip install 'lockstep[api,analyzer,planner,collector]'"),
-        ("uvicorn", "serve", "pip install 'lockstep[api,analyzer,planner]'"),
-        ("httpx", "diagnose", "pip install 'lockstep[analyzer]'"),
-        ("pyarrow", "collect", "pip install 'lockstep[collector]'"),
-        ("numpy", "simulate", "pip install 'lockstep[sim]'"),
-        ("benchmarks", "bench", _CLONE),
-        ("tests", "testbed", _CLONE),
+        ("--help", {}),
+        ("--version", {}),
+        ("", {"_LOCKSTEP_COMPLETE": "complete_bash", "COMP_WORDS": "lockstep ", "COMP_CWORD": "1"}),
     ],
 )
-def test_command_whose_packages_are_missing_says_how_to_get_them(missing: str, command: str, remedy: str) -> None:
-    done = run_without((missing,), command, "--help")
-    assert (done.returncode, done.stdout) == (1, "")
-    is_ours = remedy == _CLONE
-    absence = "/, which is not part of the installed package" if is_ours else ", which is not installed here"
-    assert done.stderr == f"lockstep: `lockstep {command}` needs {missing}{absence}: {remedy}\n"
-
-
-@pytest.mark.parametrize(("command", "is_service"), [("up", True), ("serve", True), ("simulate", False)])
-def test_services_have_rows_where_freed_memory_can_be_given_back(command: str, is_service: bool) -> None:
-    look = "import pyarrow; print(pyarrow.default_memory_pool().backend_name)"
-    code = f"from cli.main import build; build([{command!r}]); {look}"
-    environment = {name: value for name, value in os.environ.items() if name != "ARROW_DEFAULT_MEMORY_POOL"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=REPO, capture_output=True, text=True)
-    assert (done.stdout.strip() == "system") is is_service, done.stderr
-
-
-@pytest.mark.parametrize(
-    "variables", [{}, {"_LOCKSTEP_COMPLETE": "complete_bash", "COMP_WORDS": "lockstep ", "COMP_CWORD": "1"}]
-)
-@pytest.mark.parametrize("option", ["--help", "--version"])
-def test_help_version_and_completion_import_nothing_that_takes_long(variables: dict[str, str], option: str) -> None:
+def test_help_version_and_completion_import_nothing_that_takes_long(option: str, variables: dict[str, str]) -> None:
     script = f"""
 import atexit, sys
 atexit.register(lambda: print(*sorted({{name.split(".")[0] for name in sys.modules}}), file=sys.stderr))

@@ -1,17 +1,30 @@
-"""A service runs as a process of its own, answers probes, and leaves without a trace of failure."""
+"""A service runs as a process of its own, answers probes, and leaves without a trace of failure.
 
+What it opens before it starts is its own alone, and a clash costs nothing.
+"""
+
+import getpass
+import os
 import re
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
 import httpx
 import pytest
 
+from api.web import listen_on
+from cli.setup import who_asks
 from cli.up import _announce
+from lockstep.config import Settings
+from lockstep.errors import LockstepError
 from lockstep.fabrics import leaf_spine
+from lockstep.sections import StoreSettings
 from lockstep.state.database import open_control
-from lockstep.state.leases import take_lease
+from lockstep.state.leases import take_lease, unique_holder
+from lockstep.store.migrations import Layout, check_migrated
+from lockstep.store.opening import layout_of, node_urls, opened_store, prepare_embedded
 from lockstep.topology import dump_topology
 from lockstep.verdict import Incident
 from tests.builders import SECOND, T0
@@ -37,8 +50,33 @@ def test_paths_without_a_topology_are_one_sentence(lockstep: Run) -> None:
     check_failure(outcome, "planner.paths needs to know the fabric: set analyzer.topology, or ")
 
 
+def serve(service: str, address: str, environment: dict[str, str]) -> str:
+    """Let a service run until it is ready, tell it to stop, and return what it said."""
+    command = [LOCKSTEP, "serve", service]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        messages = ""
+        while '"service is up"' not in messages:  # asking all the while would cost more than the service
+            line = process.stderr.readline()
+            assert line, messages
+            messages += line
+        eventually(lambda: is_ready(address))
+        process.send_signal(signal.SIGTERM)
+        messages += process.stderr.read()
+    assert process.returncode == 0
+    assert "Traceback" not in messages
+    return messages
+
+
+def check_role_is_free(role: str, state: Path) -> None:
+    with open_control(f"sqlite:///{state}/control.db") as control:
+        successor = take_lease(control, role, "another", 1, now_ns=1)
+    assert successor is not None
+    assert successor.generation == 2
+
+
 @pytest.mark.slow
-def test_planner_with_paths_keeps_both_duties_up(tmp_path: Path) -> None:
+def test_planner_with_paths_keeps_both_duties_up_and_lets_go_of_its_role(tmp_path: Path) -> None:
     address, topology = free_address(), tmp_path / "topology.json"
     topology.write_text(dump_topology(leaf_spine(hosts=2, nics_per_host=1, leaves=2, spines=2)))
     environment = environment_for(
@@ -48,33 +86,16 @@ def test_planner_with_paths_keeps_both_duties_up(tmp_path: Path) -> None:
         LOCKSTEP_ANALYZER_TOPOLOGY=str(topology),
     )
     subprocess.run([LOCKSTEP, "store", "migrate"], env=environment, check=True, capture_output=True)
-    with subprocess.Popen(
-        [LOCKSTEP, "serve", "planner"], env=environment, stderr=subprocess.PIPE, text=True
-    ) as process:
-        eventually(lambda: is_ready(address))
-        process.send_signal(signal.SIGTERM)
-        _, messages = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0
+    messages = serve("planner", address, environment)
     assert re.findall(r'"service": "(\w+)"', messages) == ["planner", "paths"]
+    check_role_is_free("planner", tmp_path / "state")
 
 
-@pytest.mark.parametrize("service", ["planner", "analyzer"])
-def test_service_is_ready_until_it_is_told_to_stop_and_lets_go_of_its_role(tmp_path: Path, service: str) -> None:
+def test_analyzer_is_ready_until_it_is_told_to_stop_and_lets_go_of_its_role(tmp_path: Path) -> None:
     address = free_address()
-    environment = environment_for(tmp_path, **{f"LOCKSTEP_{service}_LISTEN".upper(): address})
-    with subprocess.Popen(
-        [LOCKSTEP, "serve", service], env=environment, stderr=subprocess.PIPE, text=True
-    ) as process:
-        eventually(lambda: is_ready(address))
-        process.send_signal(signal.SIGTERM)
-        _, messages = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0
+    messages = serve("analyzer", address, environment_for(tmp_path, LOCKSTEP_ANALYZER_LISTEN=address))
     assert re.search(r'"event": "service is up"', messages)
-    assert "Traceback" not in messages
-    with open_control(f"sqlite:///{tmp_path}/control.db") as control:
-        successor = take_lease(control, service, "another", 1, now_ns=1)
-    assert successor is not None
-    assert successor.generation == 2
+    check_role_is_free("analyzer", tmp_path)
 
 
 def told(**changes: object) -> Incident:
@@ -94,3 +115,75 @@ def test_incident_is_one_line_when_it_opens_and_one_when_it_closes(capsys: pytes
     assert capsys.readouterr().out == ""
     _announce(told(state="closed", updated_ns=T0 + 60 * SECOND, closed_because="the part has been normal again"), T0)
     assert capsys.readouterr().out == "22:14:20 closed nic:[/h3]/eth1: the part has been normal again\n"
+
+
+def test_address_that_is_free_is_listened_on_and_one_in_use_named_with_the_setting_to_change() -> None:
+    with listen_on("::1", 0, "LOCKSTEP_API_LISTEN") as sixth:
+        assert sixth.family == socket.AF_INET6
+    with listen_on("127.0.0.1", 0, "LOCKSTEP_API_LISTEN") as taken:
+        port = taken.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            pass
+        with pytest.raises(LockstepError) as caught:
+            listen_on("127.0.0.1", port, "LOCKSTEP_API_LISTEN")
+    assert str(caught.value) == (
+        f"cannot listen on 127.0.0.1:{port}: Address already in use; set LOCKSTEP_API_LISTEN to another"
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "section"),
+    [("up", "API"), ("serve api", "API"), ("serve analyzer", "ANALYZER"), ("serve planner", "PLANNER")],
+)
+def test_service_whose_port_is_taken_is_one_sentence(lockstep: Run, state: Path, command: str, section: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        outcome = lockstep(*command.split(), **{f"LOCKSTEP_{section}_LISTEN": listen})
+    check_failure(outcome, f"cannot listen on {listen}: Address already in use; set LOCKSTEP_{section}_LISTEN")
+    assert section != "API" or not state.exists(), "a clash leaves no trace"
+
+
+def test_store_is_that_of_the_settings_and_an_embedded_one_is_brought_up_to_date(tmp_path: Path) -> None:
+    assert unique_holder() != unique_holder()
+    store = StoreSettings(url="http://db/telemetry", cluster="main", replicated=True)
+    assert layout_of(Settings(store=store)) == Layout("telemetry", "main", True)
+    alone = Settings(store=StoreSettings(url="http://a/x"))
+    cluster = Settings(store=StoreSettings(url="http://a/x", nodes=("http://a/x", "http://b/x")))
+    assert node_urls(alone) == ("http://a/x",)
+    assert node_urls(cluster) == ("http://a/x", "http://b/x")
+    settings = Settings(state_dir=tmp_path)
+    with opened_store(settings) as opened:
+        prepare_embedded(opened, settings, now_ns=1)
+        check_migrated(opened, layout_of(settings))
+
+
+def test_bad_settings_stop_the_command_with_all_complaints_and_name_their_file(lockstep: Run, tmp_path: Path) -> None:
+    outcome = lockstep("token", "list", LOCKSTEP_NO_SUCH="1", LOCKSTEP_API_LISTEN="nowhere", LOCKSTEP_LEASE_S="-1")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err.splitlines() == [
+        "lockstep: these settings cannot be used:",
+        "  - LOCKSTEP_NO_SUCH: there is no such setting",
+        "  - lease_s: input should be greater than 0",
+        "  - api.listen: value error, 'nowhere' is not host:port",
+    ]
+    chosen = tmp_path / "chosen.toml"
+    chosen.write_text("colour = 1\n")
+    outcome = lockstep("--config", chosen, "token", "list", LOCKSTEP_CONFIG=str(tmp_path / "absent.toml"))
+    assert outcome.code == 1
+    assert "colour: there is no such setting" in outcome.err
+    assert "absent" not in outcome.err
+    outcome = lockstep("--config", tmp_path / "absent.toml", "token", "list")
+    assert outcome.code == 1
+    assert f"{tmp_path}/absent.toml" in outcome.err
+    (tmp_path / "file").write_text("")
+    outcome = lockstep("token", "create", "x", LOCKSTEP_STATE_DIR=str(tmp_path / "file" / "below"))
+    check_failure(outcome, f"cannot make the state directory {tmp_path}/file/below (Not a directory)")
+    assert "set LOCKSTEP_STATE_DIR" in outcome.err
+
+
+def test_user_without_a_name_is_known_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> str:
+        raise KeyError("getpwuid(): uid not found")
+
+    monkeypatch.setattr(getpass, "getuser", fail)
+    assert who_asks() == f"uid {os.getuid()}"

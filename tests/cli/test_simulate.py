@@ -23,7 +23,7 @@ def _short_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli.simulate, "find_scenario", shortened)
 
 
-def test_capture_holds_the_scenario_and_nothing_is_on_standard_output(lockstep: Run, tmp_path: Path) -> None:
+def test_capture_holds_the_scenario_and_is_the_same_for_the_same_seed(lockstep: Run, tmp_path: Path) -> None:
     outcome = lockstep("simulate", "healthy", "--out", tmp_path / "a", *SMALL)
     assert (outcome.code, outcome.out) == (0, "")
     assert outcome.err.splitlines() == ["scenario healthy, 16 ranks, 3 s, seed 1", f"wrote {tmp_path}/a"]
@@ -31,12 +31,9 @@ def test_capture_holds_the_scenario_and_nothing_is_on_standard_output(lockstep: 
     assert (capture.info.job, capture.info.hosts) == ("healthy", ("h0", "h1"))
     assert capture.tables["comms"].num_rows == 16
     assert capture.topology is not None
-
-
-def test_same_seed_gives_the_identical_file_and_another_seed_another(lockstep: Run, tmp_path: Path) -> None:
-    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
+    for name, seed in (("b", 5), ("c", 5), ("d", 6)):
         lockstep("simulate", "healthy", "--out", tmp_path / f"{name}.tar.zst", "--seed", seed, *SMALL)
-    first, again, other = ((tmp_path / f"{name}.tar.zst").read_bytes() for name in "abc")
+    first, again, other = ((tmp_path / f"{name}.tar.zst").read_bytes() for name in "bcd")
     assert first == again
     assert first != other
 

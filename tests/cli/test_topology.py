@@ -35,9 +35,6 @@ def test_import_writes_the_topology_and_says_what_was_assumed(lockstep: Run, tmp
     assert "  - the rate of 6 links is unknown: 200 Gbit/s is assumed for each\n" in outcome.err
     assert outcome.err.endswith(f"wrote {target}: 4 hosts, 3 switches, 6 links\n")
     assert {link.gbps for link in load_topology(target).links} == {200}
-
-
-def test_import_joins_another_format(lockstep: Run, tmp_path: Path) -> None:
     target = tmp_path / "t.json"
     more = ("--with", f"nccl-xml:{DATA / 'nccl'}", "--routing", "adaptive")
     outcome = lockstep(
@@ -48,9 +45,6 @@ def test_import_joins_another_format(lockstep: Run, tmp_path: Path) -> None:
     assert (told["gpus"], told["hosts"], told["routing"]) == (8, 4, "adaptive")
     assert any("tiers of switches are inferred" in sentence for sentence in told["assumed"])
     assert load_topology(target).routing == "adaptive"
-
-
-def test_host_of_a_file_can_be_told_and_what_is_there_survives_a_failed_import(lockstep: Run, tmp_path: Path) -> None:
     target = tmp_path / "t.json"
     lockstep("topology", "import", "nccl-xml", DATA / "nccl/n1.xml", "--host", "gpu-07", "--out", target)
     assert [node.id for node in load_topology(target).nodes] == ["gpu-07"]
@@ -58,20 +52,7 @@ def test_host_of_a_file_can_be_told_and_what_is_there_survives_a_failed_import(l
     assert [node.id for node in load_topology(target).nodes] == ["gpu-07"]
 
 
-def test_contradictions_are_told_all_at_once_and_nothing_is_written(lockstep: Run, tmp_path: Path) -> None:
-    conf = tmp_path / "topology.conf"
-    conf.write_text("SwitchName=a Nodes=n1\nSwitchName=b Nodes=n1\nSwitchName=c Switches=c\n")
-    outcome = lockstep("topology", "import", "slurm", conf, "--out", tmp_path / "t.json")
-    assert outcome.code == 1
-    assert outcome.err.splitlines() == [
-        "lockstep: this topology cannot be used:",
-        f"  - {conf}: switch c is its own ancestor: c > c",
-        f"  - {conf}: host n1 is under switch a and under switch b, but has one leaf",
-    ]
-    assert not (tmp_path / "t.json").exists()
-
-
-def test_wrong_arguments_are_one_sentence(lockstep: Run, tmp_path: Path) -> None:
+def test_wrong_arguments_are_one_sentence_and_contradictions_told_all_at_once(lockstep: Run, tmp_path: Path) -> None:
     conf, target = DATA / "topology.conf", tmp_path / "t.json"
     refused: list[tuple[tuple[object, ...], str]] = [
         (("dot", "x"), "there is no format 'dot'; the known ones are: ibnetdiscover"),
@@ -86,6 +67,16 @@ def test_wrong_arguments_are_one_sentence(lockstep: Run, tmp_path: Path) -> None
         check_failure(lockstep("topology", "import", *arguments, "--out", target), sentence)
     outcome = lockstep("topology", "import", "slurm", conf, "--out", target, "--routing", "magic")
     check_failure(outcome, "--routing", code=2)
+    conf = tmp_path / "topology.conf"
+    conf.write_text("SwitchName=a Nodes=n1\nSwitchName=b Nodes=n1\nSwitchName=c Switches=c\n")
+    outcome = lockstep("topology", "import", "slurm", conf, "--out", tmp_path / "t.json")
+    assert outcome.code == 1
+    assert outcome.err.splitlines() == [
+        "lockstep: this topology cannot be used:",
+        f"  - {conf}: switch c is its own ancestor: c > c",
+        f"  - {conf}: host n1 is under switch a and under switch b, but has one leaf",
+    ]
+    assert not (tmp_path / "t.json").exists()
 
 
 def test_sound_topology_passes_the_check_and_every_contradiction_is_named(lockstep: Run, tmp_path: Path) -> None:
@@ -104,7 +95,7 @@ def test_sound_topology_passes_the_check_and_every_contradiction_is_named(lockst
     assert any("gbps -1.0" in complaint for complaint in complaints)
 
 
-def test_show_tells_tiers_and_what_is_uneven(lockstep: Run, tmp_path: Path) -> None:
+def test_show_tells_tiers_and_what_is_uneven_and_diff_what_is_different(lockstep: Run, tmp_path: Path) -> None:
     outcome = lockstep("topology", "show", written(tmp_path, altered(gbps=100.0)))
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.startswith("8 hosts, 64 GPUs, 8 NICs, 24 links (0 down), routing ecmp\n")
@@ -114,9 +105,6 @@ def test_show_tells_tiers_and_what_is_uneven(lockstep: Run, tmp_path: Path) -> N
     told = json.loads(lockstep("topology", "show", written(tmp_path), "--json").out)
     assert [tier["oversubscription"] for tier in told["tiers"]] == [0.5, None]
     assert told["uneven"] == []
-
-
-def test_diff_tells_what_is_different_and_cuts_long_lists(lockstep: Run, tmp_path: Path) -> None:
     old, new = written(tmp_path), written(tmp_path, altered(up=False), "new.json")
     assert lockstep("topology", "diff", old, old).out == "no difference\n"
     assert lockstep("topology", "diff", old, new).out == "changed:\n  - link leaf3--spine3: went down\n"
@@ -131,7 +119,11 @@ def test_diff_tells_what_is_different_and_cuts_long_lists(lockstep: Run, tmp_pat
     assert f"  and {len(removed) - 50} more\n" in lockstep("topology", "diff", old, new).out
 
 
-def test_published_topologies_are_versions_and_the_newest_is_fetched(lockstep: Run, tmp_path: Path) -> None:
+def test_published_topologies_are_versions_and_only_those_can_be_fetched(lockstep: Run, tmp_path: Path) -> None:
+    check_failure(lockstep("topology", "fetch", "--out", tmp_path / "t.json"), "no topology was published")
+    check_failure(lockstep("topology", "fetch", "7", "--out", tmp_path / "t.json"), "there is no topology 7")
+    assert lockstep("topology", "publish", broken(tmp_path)).code == 1
+    assert json.loads(lockstep("topology", "history", "--json").out) == []
     first, second = written(tmp_path), written(tmp_path, altered(up=False), "new.json")
     assert lockstep("topology", "publish", first).err == f"{first} is version 1\n"
     assert lockstep("topology", "publish", first).err == "version 1 is the same: nothing new\n"
@@ -144,10 +136,3 @@ def test_published_topologies_are_versions_and_the_newest_is_fetched(lockstep: R
     assert load_topology(tmp_path / "newest.json") == altered(up=False)
     lockstep("topology", "fetch", "1", "--out", tmp_path / "old.json")
     assert load_topology(tmp_path / "old.json") == FABRIC
-
-
-def test_version_that_never_was_cannot_be_fetched_nor_nonsense_published(lockstep: Run, tmp_path: Path) -> None:
-    check_failure(lockstep("topology", "fetch", "--out", tmp_path / "t.json"), "no topology was published")
-    check_failure(lockstep("topology", "fetch", "7", "--out", tmp_path / "t.json"), "there is no topology 7")
-    assert lockstep("topology", "publish", broken(tmp_path)).code == 1
-    assert json.loads(lockstep("topology", "history", "--json").out) == []

@@ -1,7 +1,8 @@
-"""What a process may do with certain capabilities only: `python -m tests.deploy.bounded CAPABILITIES WHAT PLACE`.
+"""What a process may do with certain capabilities only: `python -m tests.deploy.bounded`.
 
-It imports first and gives up root then, so that it does not matter who may read this repository. The kernel numbers
-and the two structures are those of linux/capability.h and linux/prctl.h.
+Each line of its input is capabilities, question and place, with tabs between them; each line that it prints says why
+not. It imports first and gives up root then, so that it does not matter who may read this repository. The kernel
+numbers and the two structures are those of linux/capability.h and linux/prctl.h.
 """
 
 import ctypes
@@ -104,10 +105,22 @@ QUESTIONS: dict[str, Callable[[Path], None]] = {
 }
 
 
+def ask(question: str, place: Path) -> str:
+    """Return why not; empty where the kernel allows it."""
+    try:
+        QUESTIONS[question](place)
+    except Exception as error:  # noqa: BLE001  # whatever it is, it says that this is not allowed
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 if __name__ == "__main__":
     read_kernel_log(Path("/"))  # loads what it loads when it is first used
-    become([name for name in sys.argv[1].split(",") if name])
-    try:
-        QUESTIONS[sys.argv[2]](Path(sys.argv[3]))
-    except Exception as error:  # noqa: BLE001  # whatever it is, it says that this is not allowed
-        sys.exit(f"{type(error).__name__}: {error}")
+    for line in sys.stdin:
+        capabilities, question, place = line.rstrip("\n").split("\t")
+        if not os.fork():
+            become([name for name in capabilities.split(",") if name])
+            print(ask(question, Path(place)), flush=True)
+            os._exit(0)
+        if os.wait()[1]:
+            print("nothing was asked", flush=True)

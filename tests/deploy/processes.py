@@ -1,4 +1,4 @@
-"""Services as plain processes: started with their own environment, asked for their health, told to stop."""
+"""Services as plain processes, and whether a command line of ours would be taken: command and options exist."""
 
 import os
 import signal
@@ -7,6 +7,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from cli.main import build
 from tests.waiting import eventually
 
 LOCKSTEP = str(Path(sys.executable).with_name("lockstep"))
@@ -62,3 +66,15 @@ def run_to_end(command: Sequence[str], environment: Mapping[str, str]) -> "subpr
 def bare_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return what a container or unit would give, and nothing of ours but the path to system tools."""
     return {"PATH": os.environ["PATH"], **environment}
+
+
+def check_command(words: Sequence[str]) -> None:
+    """Fail unless `lockstep` followed by these words is a command with valid arguments; nothing is run."""
+    command = get_command(build(words))
+    rest = list(words)
+    while isinstance(command, TyperGroup):
+        assert rest, f"`lockstep {' '.join(words)}` stops before it names a command"
+        name = rest.pop(0)
+        assert name in command.commands, f"`lockstep {' '.join(words)}`: there is no {name!r}"
+        command = command.commands[name]
+    command.make_context(words[0], rest)

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,10 @@ from tests.deploy.bounded import QUESTIONS
 from tests.deploy.processes import LOCKSTEP, Running
 from tests.deploy.unit_file import read_unit
 from tests.testbed.services import free_port
-from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.needs_root
+
+Ask = Callable[[str, Set[str], Path], str]
 
 NEEDED: dict[str, Set[str]] = {
     "find_rank": {"CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"},
@@ -65,11 +66,19 @@ def place() -> Iterator[Path]:
             rank.kill()
 
 
-def ask(question: str, capabilities: Set[str], place: Path) -> str:
-    """Return why not; empty where the kernel allows it to the collector's user with these capabilities."""
-    command = [sys.executable, "-m", "tests.deploy.bounded", ",".join(sorted(capabilities)), question, str(place)]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False, timeout=LIMIT_S)
-    return done.stderr.strip() if done.returncode else ""
+@pytest.fixture(scope="module")
+def ask() -> Iterator[Ask]:
+    """What says why not; nothing where the kernel allows it to the collector's user with these capabilities."""
+    command = [sys.executable, "-m", "tests.deploy.bounded"]
+    with subprocess.Popen(command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as bounded:
+
+        def ask(question: str, capabilities: Set[str], place: Path) -> str:
+            assert bounded.stdin is not None
+            assert bounded.stdout is not None
+            print(",".join(sorted(capabilities)), question, place, sep="\t", file=bounded.stdin, flush=True)
+            return bounded.stdout.readline().removesuffix("\n")
+
+        yield ask
 
 
 def is_free_for_all(question: str) -> bool:
@@ -108,12 +117,12 @@ def test_the_unit_grants_what_the_questions_need_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_these_capabilities_are_enough(question: str, place: Path) -> None:
+def test_these_capabilities_are_enough(question: str, place: Path, ask: Ask) -> None:
     assert ask(question, NEEDED[question], place) == ""
 
 
 @pytest.mark.parametrize(("question", "missing"), [(q, c) for q, needed in NEEDED.items() for c in sorted(needed)])
-def test_without_one_of_them_the_kernel_refuses(question: str, missing: str, place: Path) -> None:
+def test_without_one_of_them_the_kernel_refuses(question: str, missing: str, place: Path, ask: Ask) -> None:
     refusal = ask(question, NEEDED[question] - {missing}, place)
 
     assert bool(re.search(r"PermissionError|Permission denied|not permitted", refusal)) != is_free_for_all(question)

@@ -13,9 +13,8 @@ from api.routes.health import health_app
 from lockstep import __version__
 from lockstep.sections import split_listen
 from tests.conftest import REPO
-from tests.deploy.clickhouse_config import SERVER_FILE, USERS_FILE, read_users
-from tests.deploy.commands import check_command
-from tests.deploy.compose_file import Service, load_compose
+from tests.deploy.compose_file import SERVER_FILE, USERS_FILE, Service, load_compose, read_users
+from tests.deploy.processes import check_command
 
 COMPOSE = load_compose()
 ALL = [pytest.param(service, id=name) for name, service in COMPOSE.services.items()]
@@ -72,13 +71,10 @@ def test_a_command_that_does_not_exist_is_noticed() -> None:
         check_command(["serve", "oracle"])
 
 
-def test_every_service_of_the_serve_command_is_there_and_they_share_one_control_database() -> None:
+def test_what_is_declared_is_used_and_services_share_one_control_database() -> None:
     assert {service.command[1] for service in SERVING} == {"api", "analyzer", "planner"}
     assert len({service.settings.control_url for service in SERVING}) == 1
     assert len({mount.source for service in SERVING for mount in service.mounts}) == 1
-
-
-def test_volumes_networks_and_secrets_are_declared_and_used() -> None:
     services = COMPOSE.services.values()
     assert {mount.source for s in services for mount in s.mounts if mount.is_volume} == COMPOSE.volumes
     assert set(chain.from_iterable(s.networks for s in services)) == COMPOSE.networks
@@ -87,7 +83,7 @@ def test_volumes_networks_and_secrets_are_declared_and_used() -> None:
     assert "deploy/secrets/" in (REPO / ".gitignore").read_text().splitlines()
 
 
-def test_the_store_is_healthy_before_the_migration_and_the_migration_done_before_the_services() -> None:
+def test_services_start_after_the_migration_and_the_api_is_published_where_clients_look() -> None:
     order = [service.name for service in COMPOSE.start_order()]
     assert order[:2] == ["clickhouse", "migrate"]
     assert COMPOSE.services["migrate"].conditions == {"clickhouse": "service_healthy"}
@@ -96,9 +92,6 @@ def test_the_store_is_healthy_before_the_migration_and_the_migration_done_before
             "clickhouse": "service_healthy",
             "migrate": "service_completed_successfully",
         }
-
-
-def test_the_api_is_published_where_clients_look_for_it() -> None:
     api = COMPOSE.services["api"]
     host, port = split_listen(api.settings.api.listen)
     (published,) = api.ports
@@ -108,14 +101,11 @@ def test_the_api_is_published_where_clients_look_for_it() -> None:
     assert "default" in api.networks, "an internal network publishes nothing"
 
 
-def test_the_store_is_of_the_line_that_the_tests_run_on_and_reachable_from_inside_only() -> None:
+def test_the_store_is_of_our_line_reachable_from_inside_only_and_by_a_user_with_a_secret() -> None:
     pinned = re.search(r"^chdb-core==(\d+\.\d+)\.", (REPO / "constraints.txt").read_text(), re.MULTILINE)
     assert pinned
     assert CLICKHOUSE.image == f"clickhouse/clickhouse-server:{pinned[1]}"
     assert (CLICKHOUSE.ports, CLICKHOUSE.networks) == ((), ("store",))
-
-
-def test_the_services_log_in_as_a_user_that_owns_their_database_by_a_secret() -> None:
     urls = {s.environment["LOCKSTEP_STORE_URL"] for s in COMPOSE.ours if "LOCKSTEP_STORE_URL" in s.environment}
     (url,) = map(urlsplit, urls)
     assert f"GRANT ALL ON {url.path.strip('/')}.*" in read_users()[str(url.username)].grants

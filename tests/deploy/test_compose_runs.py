@@ -20,8 +20,7 @@ from lockstep.records import Agent, NicCounter
 from lockstep.state.tokens import TOKEN
 from lockstep.store.store import open_store
 from tests.builders import make, rows
-from tests.deploy.clickhouse_config import served
-from tests.deploy.compose_file import load_compose
+from tests.deploy.compose_file import load_compose, served
 from tests.deploy.local_compose import LocalCompose
 from tests.deploy.processes import Running
 from tests.deploy.unit_file import LocalUnits, read_unit

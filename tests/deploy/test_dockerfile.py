@@ -49,16 +49,13 @@ BUILDER, RUNTIME = read_stages()
 COPIED = {word for step in BUILDER.all("COPY") for word in step.split()[:-1]}
 
 
-def test_services_run_as_a_user_with_a_fixed_id_who_owns_the_directory_of_the_volume() -> None:
+def test_services_run_lockstep_as_a_user_with_a_fixed_id_who_owns_the_directory_of_the_volume() -> None:
     user, _, group = RUNTIME.only("USER").partition(":")
     (makes_user,) = RUNTIME.all("RUN")
     owned = re.findall(r"install --directory --owner=10001 [^/]*/(\S+)", makes_user)
     assert user == group == "10001"
     assert f"useradd --uid {user} --gid {group} " in makes_user
     assert {f"/{path}" for path in owned} == {mount.target for s in load_compose().ours for mount in s.mounts}
-
-
-def test_the_command_is_lockstep_and_docker_stops_it_as_it_likes() -> None:
     assert json.loads(RUNTIME.only("ENTRYPOINT")) == [*PROJECT["project"]["scripts"]] == ["lockstep"]
     assert RUNTIME.only("STOPSIGNAL") == "SIGTERM"
     assert RUNTIME.all("HEALTHCHECK") == [], "each service has its own, in the compose file"
@@ -74,7 +71,7 @@ def test_packages_are_installed_as_constrained_in_the_builder_only_from_no_index
     assert "://" not in DOCKERFILE.read_text()
 
 
-def test_the_environment_is_used_where_it_was_made_by_the_python_that_made_it() -> None:
+def test_the_environment_is_of_its_role_and_used_where_and_by_the_python_that_made_it() -> None:
     assert RUNTIME.only("COPY").split() == ["--from=builder", "/opt/lockstep", "/opt/lockstep"]
     assert "python -m venv /opt/lockstep" in BUILDER.all("RUN")
     assert "PATH=/opt/lockstep/bin:$PATH" in RUNTIME.only("ENV")
@@ -82,9 +79,6 @@ def test_the_environment_is_used_where_it_was_made_by_the_python_that_made_it() 
     tag = re.fullmatch(r"python:(\d+\.\d+)-slim-[a-z]+", RUNTIME.image)
     assert tag
     assert tag[1] in SpecifierSet(PROJECT["project"]["requires-python"])
-
-
-def test_the_role_is_what_serve_needs() -> None:
     (role,) = [arg.partition("=")[2] for arg in BUILDER.all("ARG") if arg.startswith("ROLE=")]
     needed = next(command.extra for command in COMMANDS if command.name == "serve")
     assert set(role.split(",")) == set(needed.split(","))

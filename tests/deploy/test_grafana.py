@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from tests.conftest import REPO
-from tests.deploy.clickhouse_config import read_users
-from tests.deploy.compose_file import load_compose
+from tests.deploy.compose_file import load_compose, read_users
 from tests.deploy.grafana_boards import DASHBOARDS, GRAFANA, Document, boards, panels
 from tests.waiting import LIMIT_S
 
@@ -96,7 +95,7 @@ EACH = [pytest.param(board, id=name) for name, board in boards().items()]
 
 
 @pytest.mark.parametrize("board", EACH)
-def test_fields_are_those_of_the_schema_with_values_that_grafana_knows(board: Document) -> None:
+def test_board_is_of_the_schema_places_its_panels_apart_and_asks_the_source_that_was_chosen(board: Document) -> None:
     some, variables = board["panels"], board["templating"]["list"]
     parts = [("board", board), *(("panel", each) for each in some), *(("link", each) for each in board["links"])]
     parts += [("variable", each) for each in variables] + [("gridPos", each["gridPos"]) for each in some]
@@ -111,10 +110,6 @@ def test_fields_are_those_of_the_schema_with_values_that_grafana_knows(board: Do
         assert variable["type"] in {"query", "datasource"}
         assert variable["refresh"] in {1, 2}, "asked when the page is opened, or when its times change"
         assert variable.get("sort", 0) in range(9)
-
-
-@pytest.mark.parametrize("board", EACH)
-def test_panels_have_numbers_of_their_own_and_none_lies_over_another(board: Document) -> None:
     numbers = [panel["id"] for panel in board["panels"]]
     assert len(set(numbers)) == len(numbers)
     assert all(isinstance(number, int) and number > 0 for number in numbers)
@@ -129,10 +124,6 @@ def test_panels_have_numbers_of_their_own_and_none_lies_over_another(board: Docu
     assert len(cells) == len(set(cells))
     assert {min(x for x, _ in cells), min(y for _, y in cells)} == {0}
     assert max(x for x, _ in cells) < 24, "the grid has 24 columns"
-
-
-@pytest.mark.parametrize("board", EACH)
-def test_queries_have_letters_of_their_own_and_go_to_the_source_that_was_chosen(board: Document) -> None:
     variables = board["templating"]["list"]
     chosen = {f"${{{one['name']}}}": one["query"] for one in variables if one["type"] == "datasource"}
     assert chosen.items() <= {"${datasource}": SOURCE["type"], "${prometheus}": "prometheus"}.items()

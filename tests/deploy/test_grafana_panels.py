@@ -28,82 +28,19 @@ Found = list[dict[str, object]]
 
 def progress(rank: int, *, enqueued: int, done: int, open_s: int | None) -> Progress:
     """Return how far a rank has come at T0, with an operation that is open for so long."""
-    return Progress(
-        host="h0",
-        job="j1",
-        attempt=0,
-        comm=7,
-        rank=rank,
-        func="AllReduce",
-        peer=-1,
-        ts_ns=T0,
-        enqueued=enqueued,
-        started=done,
-        done=done,
-        open_bytes=None,
-        open_dtype=None,
-        open_algo=None,
-        oldest_open_ns=None if open_s is None else T0 - open_s * SECOND,
-        head_state="idle" if open_s is None else "wire",
-        head_peer=None,
-        head_channel=None,
-    )
+    is_open = {} if open_s is None else {"oldest_open_ns": T0 - open_s * SECOND, "head_state": "wire"}
+    return make(Progress, rank=rank, enqueued=enqueued, started=done, done=done, **is_open)
 
 
 def gpu(index: int, *, at_s: int, throttle: str = "", errors: int = 0) -> GpuHealth:
-    return GpuHealth(
-        host="h0",
-        ts_ns=T0 + at_s * SECOND,
-        gpu=index,
-        gpu_uuid=f"GPU-{index}",
-        sm_mhz=1200,
-        temp_c=81.5,
-        power_w=640.0,
-        throttle=throttle,
-        ecc_sbe=errors,
-        ecc_dbe=errors,
-        nvlink_errors=errors,
-        pcie_replays=errors,
-        util=0.5,
-    )
+    counted = dict.fromkeys(("ecc_sbe", "ecc_dbe", "nvlink_errors", "pcie_replays"), errors)
+    state = {"sm_mhz": 1200, "temp_c": 81.5, "power_w": 640.0, "util": 0.5, "throttle": throttle}
+    return make(GpuHealth, ts_ns=T0 + at_s * SECOND, gpu=index, gpu_uuid=f"GPU-{index}", **state, **counted)
 
 
 def port(*, at_s: int, drops: int) -> FabricCounter:
-    return FabricCounter(
-        host="head",
-        ts_ns=T0 + at_s * SECOND,
-        switch="leaf1",
-        port="swp1",
-        up=True,
-        speed_mbps=400_000,
-        rx_bytes=0,
-        tx_bytes=0,
-        errors=0,
-        drops=drops,
-        pause_rx=0,
-        pause_tx=None,
-        fec_uncorrected=None,
-        extra={},
-    )
-
-
-def probe(sport: int, *, rtt_ns: int | None) -> Probe:
-    return Probe(
-        host="h0",
-        ts_ns=T0,
-        src_nic="eth0",
-        dst="h1",
-        dst_nic="eth0",
-        proto="udp",
-        sport=sport,
-        dport=2,
-        rtt_ns=rtt_ns,
-        hops=[],
-    )
-
-
-def clock() -> ClockQuality:
-    return ClockQuality(host="h0", ts_ns=T0, offset_ns=-500, error_ns=900, source="ptp")
+    place = {"host": "head", "switch": "leaf1", "port": "swp1", "up": True, "speed_mbps": 400_000}
+    return make(FabricCounter, ts_ns=T0 + at_s * SECOND, errors=0, drops=drops, pause_rx=0, **place)
 
 
 RECORDS: tuple[tuple[HostRecord, ...], ...] = (
@@ -115,12 +52,12 @@ RECORDS: tuple[tuple[HostRecord, ...], ...] = (
     (progress(0, enqueued=5, done=4, open_s=60), progress(1, enqueued=4, done=4, open_s=None)),
     (step("j1", 1, 0, T0, 1.0), step("j1", 2, 0, T0 + 280 * SECOND, 2.0)),
     (make(Agent, plugin_cost_ns=5), make(Agent, ts_ns=T0 + SECOND, plugin_cost_ns=9, cpu_ns=10**7)),
-    (clock(),),
+    (make(ClockQuality, offset_ns=-500, error_ns=900, source="ptp"),),
     (make(NicCounter), make(NicCounter, ts_ns=T0 + SECOND, up=False, speed_mbps=None, tx_bytes=7)),
     (port(at_s=0, drops=0), port(at_s=1, drops=12)),
     (gpu(3, at_s=0), gpu(3, at_s=1, throttle="hw_thermal", errors=2)),
     (make(Event, severity="error"), make(Event)),
-    (probe(1, rtt_ns=None), probe(3, rtt_ns=9)),
+    (make(Probe, sport=1, dport=2), make(Probe, sport=3, dport=2, rtt_ns=9)),
 )
 
 

@@ -22,9 +22,9 @@ from tests.api.build import running_api
 from tests.builders import make, rows
 from tests.conftest import REPO
 from tests.deploy.chart import default_values
-from tests.deploy.commands import check_command
 from tests.deploy.compose_file import load_compose
 from tests.deploy.grafana_boards import boards, panels
+from tests.deploy.processes import check_command
 from tests.deploy.unit_file import read_unit
 from tests.waiting import LIMIT_S
 
@@ -131,14 +131,11 @@ def test_the_tables_of_ports_and_capabilities_are_the_truth() -> None:
     assert sorted(re.findall(r"CAP_\w+", lost)) == sorted(granted)
 
 
-def test_words_that_the_runbooks_quote_are_said() -> None:
+def test_words_and_figures_of_the_runbooks_are_those_of_the_code() -> None:
     folders = ("collector", "cli", "lockstep", "api")
     sources = "\n".join(file.read_text() for name in folders for file in sorted((REPO / name).rglob("*.py")))
     assert [words for words in QUOTED if words not in sources] == []
     assert [words for words in QUOTED if words.partition(" {")[0] not in OPERATIONS] == []
-
-
-def test_figures_are_those_of_the_settings() -> None:
     assert 2.9 < SETTINGS["collector.spool_mb"] * 1.048576 / 360 < 3.1, "1 GiB, the default, is three hours"
     assert Settings().analyzer.silence_s == 15, "`silent_s` above 15"
     final = re.findall(r"for good \((.*?)\)", OPERATIONS)[0].split(", ")

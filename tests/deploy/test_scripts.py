@@ -21,8 +21,7 @@ from lockstep.tables import TABLE_BY_NAME
 from tests.builders import make, rows
 from tests.cli.commands import LOCKSTEP, environment_for
 from tests.conftest import REPO
-from tests.deploy.clickhouse_config import read_users
-from tests.deploy.compose_file import load_compose
+from tests.deploy.compose_file import load_compose, read_users
 from tests.deploy.conftest import make_secrets
 from tests.lockstep.state.build import incident
 
@@ -34,7 +33,7 @@ def files_in(folder: Path) -> dict[str, str]:
     return {file.name: file.read_text() for file in folder.iterdir()}
 
 
-def test_every_secret_of_the_compose_file_is_made_for_containers_to_read_and_nobody_else_to_reach(
+def test_every_secret_is_made_for_containers_alone_and_a_second_run_makes_only_what_was_deleted(
     secrets: Path,
 ) -> None:
     assert files_in(secrets).keys() == {Path(file).name for file in load_compose().secrets.values()}
@@ -49,9 +48,6 @@ def test_every_secret_of_the_compose_file_is_made_for_containers_to_read_and_nob
         read_users()[user].hash_name: hashlib.sha256((secrets / file).read_bytes()).hexdigest()
         for user, file in users.items()
     }
-
-
-def test_a_second_run_makes_only_a_deleted_password_anew_and_its_hash_with_it(secrets: Path) -> None:
     before = files_in(secrets)
     make_secrets(secrets)
     assert files_in(secrets) == before

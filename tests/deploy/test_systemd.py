@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from collector import agent, shipping
-from tests.deploy.commands import check_command
+from tests.deploy.processes import check_command
 from tests.deploy.unit_file import DIRECTORY, Unit, read_unit
 
 HEAD = read_unit("lockstep.service")
@@ -62,14 +62,11 @@ def test_unit_is_understood_limited_and_starts_what_exists(unit: Unit) -> None:
     assert re.fullmatch(r"\d+%", unit.only("CPUQuota"))
 
 
-def test_each_unit_starts_its_own_part_and_there_are_no_others() -> None:
+def test_each_unit_starts_its_own_part_with_capabilities_that_each_have_a_reason() -> None:
     assert {file.name for file in DIRECTORY.glob("*.service")} == {HEAD.name, COLLECTOR.name}
     assert (HEAD.command[1:], COLLECTOR.command[1:]) == (["up"], ["collect"])
     assert HEAD.only("CapabilityBoundingSet") == ""
     assert mebibytes(HEAD.only("MemoryMax")) >= 2 * HEAD.settings.store.memory_mb, "its engine twice"
-
-
-def test_the_collector_can_have_no_more_capabilities_than_it_has_and_each_has_its_reason() -> None:
     text = (DIRECTORY / COLLECTOR.name).read_text()
     granted = COLLECTOR.only("AmbientCapabilities")
     assert granted == COLLECTOR.only("CapabilityBoundingSet")

@@ -99,7 +99,8 @@ def test_no_message_is_lost_or_changes_its_id_however_often_the_sender_is_killed
 
             def all_arrived() -> bool:
                 sender.revive()
-                return all(_subjects(each) == names for each in receivers.values())
+                arrived = [{str(got.document["subject"]) for got in each.got} for each in receivers.values()]
+                return all(subjects == names for subjects in arrived)
 
             eventually(all_arrived, limit_s=_START_S * (1 + len(KILLS)))
 
@@ -119,7 +120,3 @@ def test_no_message_is_lost_or_changes_its_id_however_often_the_sender_is_killed
         assert all(len(each) == 1 for each in ids.values()), "the same message at each try"
     repeated = sum(len(each.got) for each in receivers.values()) - 2 * INCIDENTS
     assert 1 <= repeated <= 2 * len(KILLS), "at least what was in flight came again, and nothing else"
-
-
-def _subjects(receiver: Receiver) -> set[str]:
-    return {str(got.document["subject"]) for got in receiver.got}

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from lockstep.execution import Order
-from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import find_execution, give_order, list_decisions
 from tests.testbed.recovering import await_found, recover, running_site
 from tests.testbed.training.checkpointed import LoggedStep, read_log
@@ -41,13 +40,13 @@ def test_host_is_drained_job_goes_on_without_it_and_people_and_limits_have_the_l
         give_order(site.control, Order(decision=held.id, kind="approve", who="ada", ts_ns=held.created_ns))
         await_found(lambda: find_execution(site.control, held.id), "the approved decision is begun")
         give_order(site.control, Order(decision=held.id, kind="undo", who="ada", why="wrong", ts_ns=held.created_ns))
-        await_found(lambda: _is_undone(site.control, held.id), "the undo is carried out")
+
+        def is_undone() -> bool:
+            run = find_execution(site.control, held.id)
+            return run is not None and run.state == "undone"
+
+        await_found(is_undone, "the undo is carried out")
         assert "drain" not in site.state_of(told.nodes_after[0])
-
-
-def _is_undone(control: ControlDatabase, decision: str) -> bool:
-    run = find_execution(control, decision)
-    return run is not None and run.state == "undone"
 
 
 def check_losses_go_on(folder: Path) -> None:

@@ -64,13 +64,10 @@ def told(store: Store, scenario: Scenario, seed: int) -> list[Incident]:
 
 
 def is_right(incident: Incident, expected: Expectation) -> bool:
-    names = [name.replace(f"job:{expected.component.partition(':')[2]}", f"job:{JOB}") for name in _names(expected)]
+    known = (expected.component, *expected.also_right)
+    names = [name.replace(f"job:{expected.component.partition(':')[2]}", f"job:{JOB}") for name in known]
     classes = (expected.fault_class, *expected.also_class)
     return incident.verdict.fault_class in classes and incident.verdict.component in names
-
-
-def _names(expected: Expectation) -> tuple[str, ...]:
-    return (expected.component, *expected.also_right)
 
 
 def after(seconds: float) -> int:

@@ -69,7 +69,8 @@ class Service:
                 stdout=log,
                 stderr=log,
             )
-        wait_until(self._is_up, f"{' '.join(self.words)} answers; see {self.log}")
+        with httpx.Client(timeout=5, trust_env=False) as client:  # one for all tries: making it is what costs
+            wait_until(lambda: self._is_up(client), f"{' '.join(self.words)} answers; see {self.log}")
         return self
 
     def is_alive(self) -> bool:
@@ -100,13 +101,13 @@ class Service:
         process.send_signal(how)
         process.wait(_STOP_TIMEOUT_S)
 
-    def _is_up(self) -> bool:
+    def _is_up(self, client: httpx.Client) -> bool:
         assert self._process is not None
         if self._process.poll() is not None:
             last_words = self.log.read_text(errors="replace")[-500:].strip()
             raise LockstepError(f"{' '.join(self.words)} ended with {self._process.returncode}: {last_words}")
         try:
-            return httpx.get(self.probe, timeout=5, trust_env=False).is_success
+            return client.get(self.probe).is_success
         except httpx.TransportError:
             return False
 

@@ -114,15 +114,8 @@ class LocalSlurm:
         # With munge, which is there too, slurmrestd would answer in its own name whatever the token says.
         token = ["env", "SLURM_JWT=daemon"] if auth == "jwt" else []
         who = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
-        words = [
-            "slurmrestd",
-            "-s",
-            "openapi/v0.0.38,openapi/v0.0.37",
-            "-a",
-            f"rest_auth/{auth}",
-            f"unix:{folder}/socket",
-        ]
-        self.start(name, *token, *who, *words)
+        plugins = ["-s", "openapi/v0.0.38,openapi/v0.0.37", "-a", f"rest_auth/{auth}"]
+        self.start(name, *token, *who, "slurmrestd", *plugins, f"unix:{folder}/socket")
         self.wait_until((folder / "socket").exists, "slurmrestd listens")
 
     def make_token(self, user: str, life_s: int = 600) -> str:
@@ -198,7 +191,8 @@ def local_slurm(
         slurm.start_controller()
         for node in slurm.nodes:
             slurm.start(node, "slurmd", "-D", "-N", node)
-        slurm.wait_until(lambda: _find_idle(slurm) == list(names), f"{nodes} nodes are idle")
+        idle = ("sinfo", "--noheader", "--Node", "--states=idle", "--responding", "--format=%N")
+        slurm.wait_until(lambda: slurm.call(*idle).split() == list(names), f"{nodes} nodes are idle")
         if rest:
             slurm.start_rest()
         yield slurm
@@ -211,10 +205,6 @@ def check_installed(rest: bool = False) -> None:
         packages = "munge, slurm-client, slurmctld and slurmd"
         packages += ", slurmrestd and slurm-wlm-jwt-plugin" if rest else ""
         raise NotPresent(f"a local Slurm needs {', '.join(missing)}: install the packages {packages}")
-
-
-def _find_idle(slurm: LocalSlurm) -> list[str]:
-    return slurm.call("sinfo", "--noheader", "--Node", "--states=idle", "--responding", "--format=%N").split()
 
 
 def _write_home(slurm: LocalSlurm, extra: str, kill_wait_s: int) -> None:

@@ -11,8 +11,7 @@ from lockstep.topology import Topology, TopologyIndex
 from tests.testbed.fabric.fabric import Flow
 from tests.testbed.paths.cut_trials import CutOptions, LinkCut, run_cuts
 from tests.testbed.paths.flows import FlowLinks, PlannedFlow, paths_between, plan_by_lockstep, shift_by_a_leaf
-from tests.testbed.paths.gloo_reroute import reroute_gloo
-from tests.testbed.paths.gloo_trials import GlooOptions, run_gloo
+from tests.testbed.paths.gloo_trials import GlooOptions, reroute_gloo, run_gloo
 from tests.testbed.paths.loop import LoopOptions, run_loop
 from tests.testbed.paths.timeline import describe
 from tests.testbed.paths.translating import Direction, Translation

@@ -15,8 +15,7 @@ SAVED_AT, STEPS = 3, 6
 LAYOUTS = {"2x2": 4, "4x1": 4, "1x2": 2, "1x1": 1, "3x1": 3}  # with 12 samples and 32 rows, 3 replicas share unevenly
 IN_TURN = """
 import json, os, sys
-from tests.testbed.training.checkpointed import main
-from tests.testbed.training.checkpoints import RESUME_FROM
+from tests.testbed.training.checkpointed import RESUME_FROM, main
 
 for resume_from, arguments in json.loads(sys.argv[1]):  # in one process, which imports torch once
     os.environ[RESUME_FROM] = resume_from

@@ -11,8 +11,10 @@ from lockstep.errors import NotPresent
 from simulator.faults import parse_fault
 from simulator.scenario import find_scenario, list_scenarios
 from tests.testbed.fabric.ownership import owner_of, prefix_of
-from tests.testbed.scenarios.outcome import Listener, Outcome, Pace
 from tests.testbed.scenarios.runner import (
+    Listener,
+    Outcome,
+    Pace,
     cast_truth,
     check_playable,
     find_obstacles,

@@ -3,14 +3,13 @@
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from cli.report import Described, build_grid, level
-from cli.report_page import render_page, write_page
+from cli.report_page import render_page
 from tests.cli.report.build import T0, described, found, matrix, steps
 
 WHOLE = described(found(), of=matrix(), step_times=steps(1.0, 1.0, 2.0, 2.0))
@@ -42,6 +41,7 @@ def test_page_asks_for_nothing_and_runs_nothing(diagnosis: Described) -> None:
     assert not {"script", "link", "img", "iframe"} & set(found_tags.tags)
     assert found_tags.references == []
     assert "url(" not in page
+    assert page.startswith("<!doctype html>")
     assert "default-src 'none'" in page
     assert "prefers-color-scheme: dark" in page
 
@@ -79,7 +79,7 @@ def test_heat_map_has_a_cell_for_each_wire_and_marks_the_slow_one() -> None:
     assert [text.text for text in heat.iter("text")] == ["h3/eth1", "h4/eth1"]
 
 
-def test_timeline_has_a_bar_for_each_incident_where_it_was_and_the_curve_of_step_times() -> None:
+def test_timeline_has_a_bar_for_each_incident_and_a_curve_of_step_times_that_is_thinned() -> None:
     later = found(40, 65, component="gpu:h1/0", side=None, grade="alert")
     timeline, *_ = pictures(render_page(described(found(), later, step_times=steps(*[1.0] * 81)), "x"))
     bars = [bar for bar in timeline.iter("rect") if bar.get("class", "").startswith("grade-")]
@@ -90,9 +90,6 @@ def test_timeline_has_a_bar_for_each_incident_where_it_was_and_the_curve_of_step
     ]
     (curve,) = timeline.iter("polyline")
     assert len(curve.get("points", "").split()) == 81
-
-
-def test_curve_of_a_long_job_is_thinned_and_a_moment_without_length_is_drawn() -> None:
     lengths = [1.0] * 10_000
     lengths[5_001] = 2.0
     timeline, *_ = pictures(render_page(described(step_times=steps(*lengths)), "x"))
@@ -109,21 +106,13 @@ def test_what_is_not_known_is_said_and_no_picture_is_drawn() -> None:
     assert "step times are not known" in render_page(described(found()), "x")
 
 
-def test_page_is_written_as_a_file(tmp_path: Path) -> None:
-    write_page(tmp_path / "report.html", WHOLE, "case.tar.zst")
-    assert (tmp_path / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
-
-
-def test_cells_are_senders_down_and_receivers_across_in_the_order_of_their_numbers() -> None:
+def test_cells_are_in_the_order_of_their_numbers_and_of_a_bin_the_worst_shows() -> None:
     grid = build_grid(matrix(hosts=12, nics=1, slow=(2, 0)), largest=20)
     assert grid is not None
     assert grid.rows == grid.columns == tuple(f"h{number}/eth0" for number in range(12))
     assert grid.ratio[2, 3] == 4.0
     assert np.isnan(grid.ratio[3, 2])
     assert np.argwhere(grid.slow).tolist() == [[2, 3]]
-
-
-def test_large_matrix_is_binned_and_the_worst_of_a_bin_shows() -> None:
     grid = build_grid(matrix(hosts=100, nics=8, slow=(57, 5)), largest=16)
     assert grid is not None
     assert grid.ratio.shape == (16, 16)

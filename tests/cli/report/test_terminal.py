@@ -18,7 +18,7 @@ def printed(diagnosis: Described, width: int = 160) -> list[str]:
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-def test_every_verdict_is_a_row_and_a_sentence() -> None:
+def test_every_verdict_is_a_row_and_a_sentence_with_doubts_below_and_names_as_they_are() -> None:
     gpu = found(component="gpu:h5/2", side=None, fault_class="noncomm_slow", grade="alert", reason="its clock is low")
     lines = printed(described(found(impact=cost(1.5, 63)), gpu))
     assert lines[0].split() == ["part", "fault", "sure", "grade", "since", "lasted", "cost"]
@@ -29,9 +29,6 @@ def test_every_verdict_is_a_row_and_a_sentence() -> None:
     assert lines[first].endswith(" UTC: steps take 1.50 times as long, 63 ranks wait, 0.26 GPU-hours lost")
     assert lines[first + 1] == "  h3's eth1 sends at a tenth of its rate, says Zoë"
     assert "  its clock is low" in lines
-
-
-def test_doubts_are_told_below_the_sentence_and_cut_short() -> None:
     lines = printed(described(found(coverage=0.5)))
     place = lines.index("  h3's eth1 sends at a tenth of its rate, says Zoë")
     assert lines[place + 1 :] == [
@@ -42,6 +39,9 @@ def test_doubts_are_told_below_the_sentence_and_cut_short() -> None:
     cleared = tuple(RuledOut(component=f"nic:h{number}/eth0", because="fast") for number in range(9))
     lines = printed(described(found(ruled_out=cleared, coverage=1.0)))
     assert lines[-2:] == ["  not nic:h2/eth0: fast", "  and 6 others ruled out"]
+    lines = printed(described(found(component="nic:[/a]/eth1", reason="[/x] [red]:smile:")))
+    assert any(line.startswith("1 nic:[/a]/eth1 slows what it sends since ") for line in lines)
+    assert "  [/x] [red]:smile:" in lines
 
 
 def test_nothing_found_or_nothing_that_stands_out_is_one_line() -> None:
@@ -52,16 +52,13 @@ def test_nothing_found_or_nothing_that_stands_out_is_one_line() -> None:
     assert lines[-1] == "no wire stands out among 32 that were compared"
 
 
-def test_matrix_has_the_slow_sender_and_receiver_beside_the_dark_cell() -> None:
+def test_matrix_has_the_slow_ends_beside_the_dark_cell_and_fits_onto_a_screen() -> None:
     lines = printed(described(found(), of=matrix(hosts=6, nics=1, slow=(3, 0))))
     begin = lines.index("delay by sender (down) and receiver (across)")
     assert lines[begin + 1].split() == ["▼", "h4/eth0"]
     assert lines[begin + 5] == "h3/eth0 ········██·· ◀ h3/eth0: 4.0 times the normal delay"
     assert lines[begin + 2] == "h0/eth0 ··░░········"
     assert lines[begin + 1].index("▼") == lines[begin + 5].index("█")
-
-
-def test_large_matrix_still_fits_onto_a_screen() -> None:
     lines = printed(described(found(), of=matrix(hosts=512, nics=8, slow=(300, 5))), width=80)
     begin = next(number for number, line in enumerate(lines) if line.startswith("delay by sender"))
     assert lines[begin].endswith("171 NICs a cell")
@@ -77,12 +74,6 @@ def test_step_times_are_a_row_of_bars_of_which_the_longest_shows() -> None:
     assert line.endswith("█ 1 to 4 s")
     assert len(line) < 80
     assert printed(described(step_times=steps(0.0, 0.0)))[-1] == "step time ▁▁ 0 to 0 s"
-
-
-def test_names_are_printed_as_they_are() -> None:
-    lines = printed(described(found(component="nic:[/a]/eth1", reason="[/x] [red]:smile:")))
-    assert any(line.startswith("1 nic:[/a]/eth1 slows what it sends since ") for line in lines)
-    assert "  [/x] [red]:smile:" in lines
 
 
 @pytest.mark.parametrize(

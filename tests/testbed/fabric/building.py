@@ -19,8 +19,18 @@ from tests.testbed.fabric.management import (
     list_addresses,
 )
 from tests.testbed.fabric.namespaces import Home
-from tests.testbed.fabric.plan import Cable, FabricPlan, Port, ShapeOptions, plan_fabric
-from tests.testbed.fabric.routes import SourceRule, lay_route, plan_routes, plan_rules, shape
+from tests.testbed.fabric.plan import (
+    Cable,
+    FabricPlan,
+    Port,
+    ShapeOptions,
+    SourceRule,
+    lay_route,
+    plan_fabric,
+    plan_routes,
+    plan_rules,
+    shape,
+)
 from tests.testbed.fabric.sweeping import list_fabrics, sweep
 
 _ALL_SETTINGS = {

@@ -63,6 +63,11 @@ def list_addresses(root: Home) -> list[IPv4Address]:
     return [IPv4Address(each.get_attr("IFA_ADDRESS")) for each in found]
 
 
+def set_state(home: Home, interface: str, state: str) -> None:
+    """Switch an interface of a namespace up or down."""
+    home.change(lambda route: route.link("set", index=find_interface(route, interface), state=state))
+
+
 def build_management(management: Management, root: Home, homes: Sequence[Home]) -> None:
     """Make the bridge and cable every host to it; `homes` are in the order of the hosts."""
     root.change(lambda route: _make_bridge(route, management))

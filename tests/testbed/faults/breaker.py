@@ -6,14 +6,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Any
 
 from lockstep.errors import BadScenario, NotPresent
 from simulator.faults import Fault, active_faults
 from tests.testbed.fabric.cgroups import make_group, move_into, remove_group
 from tests.testbed.fabric.fabric import Fabric
-from tests.testbed.fabric.management import find_interface
+from tests.testbed.fabric.management import set_state
 from tests.testbed.fabric.namespaces import identify
 from tests.testbed.fabric.sweeping import kill_all_in, processes_in
 from tests.testbed.faults.link_conditions import (
@@ -191,8 +189,7 @@ class Breaker:
         wanted = set(hosts)
         for state, changed in (("down", wanted - self._silent), ("up", self._silent - wanted)):
             for host in changed:
-                name = self._fabric.management.port_of(host)
-                self._fabric.root.change(partial(_set_state, name=name, state=state))
+                set_state(self._fabric.root, self._fabric.management.port_of(host), state)
         self._silent = wanted
 
 
@@ -203,7 +200,3 @@ def _step(fault: Fault, level: float) -> float:
 
 def _key(fault: Fault) -> Key:
     return fault.effect, fault.part, fault.side
-
-
-def _set_state(route: Any, name: str, state: str) -> None:
-    route.link("set", index=find_interface(route, name), state=state)

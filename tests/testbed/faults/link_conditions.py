@@ -15,11 +15,10 @@ from lockstep.errors import BadScenario, NotPresent
 from lockstep.topology import link_name
 from simulator.faults import Fault
 from tests.testbed.fabric.fabric import Fabric
-from tests.testbed.fabric.management import find_interface
+from tests.testbed.fabric.management import find_interface, set_state
 from tests.testbed.fabric.namespaces import Home
 from tests.testbed.fabric.nftables import INGRESS, REGISTER, add_rule, expression, nest, number, remove_rule
-from tests.testbed.fabric.plan import Cable, FabricPlan, Port
-from tests.testbed.fabric.routes import lay_route, plan_routes, shape
+from tests.testbed.fabric.plan import Cable, FabricPlan, Port, lay_route, plan_routes, shape
 
 WIRE_EFFECTS = ("rate", "losing", "delayed", "down", "gone")
 _WIRE_KINDS = ("nic", "link", "switch", "host", "fabric")
@@ -252,9 +251,9 @@ class LinkConditions:
         """Switch these ports off, and on those that were off."""
         was, self._down = self._down, now
         for port in now - was:
-            self._set_state(port, "down")
+            set_state(self._fabric.homes[port.node], port.name, "down")
         for port in was - now:
-            self._set_state(port, "up")
+            set_state(self._fabric.homes[port.node], port.name, "up")
         for node in {port.node for port in was - now}:
             self._restore_routes(node, {port.name for port in now if port.node == node})
 
@@ -266,11 +265,6 @@ class LinkConditions:
             if not condition.is_up
         ]
         return {down_end(cable, plan) for cable in cables}
-
-    def _set_state(self, port: Port, state: str) -> None:
-        self._fabric.homes[port.node].change(
-            lambda route: route.link("set", index=find_interface(route, port.name), state=state)
-        )
 
     def _restore_routes(self, node: str, down: set[str]) -> None:
         """Set a switch's routes again: the kernel dropped those that had no way left."""

@@ -11,9 +11,8 @@ from statistics import median
 from lockstep.errors import LockstepError
 from lockstep.topology import Topology
 from tests.testbed.fabric.fabric import Fabric, read_ports
-from tests.testbed.fabric.management import find_interface
-from tests.testbed.fabric.plan import FabricPlan
-from tests.testbed.fabric.routes import Route, lay_route, plan_routes
+from tests.testbed.fabric.management import set_state
+from tests.testbed.fabric.plan import FabricPlan, Route, lay_route, plan_routes
 from tests.testbed.paths.flows import (
     FlowLinks,
     PlannedFlow,
@@ -66,7 +65,7 @@ class LinkCut:
     def cut(self) -> None:
         """Take the carrier away: the switches at both ends see it; the others do not."""
         for port in self._cable.ends:
-            self._set_state(port.node, port.name, "down")
+            set_state(self._fabric.homes[port.node], port.name, "down")
 
     def withdraw(self) -> None:
         """Let the other switches know, as long after the cut as that takes."""
@@ -75,17 +74,12 @@ class LinkCut:
 
     def heal(self) -> None:
         for port in self._cable.ends:
-            self._set_state(port.node, port.name, "up")
+            set_state(self._fabric.homes[port.node], port.name, "up")
         self._lay(self._whole)
 
     def _lay(self, routes: Sequence[Route]) -> None:
         for route in routes:
             self._fabric.homes[route.node].change(partial(lay_route, route=route))
-
-    def _set_state(self, node: str, name: str, state: str) -> None:
-        self._fabric.homes[node].change(
-            lambda route: route.link("set", index=find_interface(route, name), state=state)
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,7 @@ from tests.testbed.fabric.building import build_fabric
 from tests.testbed.fabric.fabric import Fabric
 from tests.testbed.fabric.plan import ShapeOptions
 from tests.testbed.faults.breaker import Breaker
-from tests.testbed.paths.flows import Nic
-from tests.testbed.paths.ports import PathProber, PortFinder
+from tests.testbed.paths.flows import Nic, PathProber, PortFinder
 from tests.testbed.paths.timeline import Timeline, make_timeline, note_degraded, note_moved, read_records
 from tests.testbed.paths.translating import Direction, Translation
 from tests.testbed.ranks import build_ranks

@@ -15,15 +15,22 @@ from lockstep.topology import Topology
 from tests.testbed.fabric.building import build_fabric
 from tests.testbed.fabric.fabric import Fabric
 from tests.testbed.fabric.plan import ShapeOptions
-from tests.testbed.paths.flows import FlowLinks, PlannedFlow, Planner, shift_by_a_leaf
-from tests.testbed.paths.ports import PathProber, PortFinder, each_at_once, plan_entries
+from tests.testbed.paths.flows import (
+    FlowLinks,
+    PathProber,
+    PlannedFlow,
+    Planner,
+    PortFinder,
+    each_at_once,
+    plan_entries,
+    shift_by_a_leaf,
+)
 from tests.testbed.paths.shim import ShimFiles, build
 from tests.testbed.paths.traffic import Rates, Traffic
 
 SPINES = 4
-RECOVERED = (
-    0.9  # share of the ideal from which on a round counts as good: the floor of 95 %, and noise of single ones
-)
+# Share of the ideal from which on a round counts as good: the floor of 95 %, and noise of single ones.
+RECOVERED = 0.9
 _LEASE_S = 60
 
 

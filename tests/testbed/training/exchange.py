@@ -1,5 +1,6 @@
 """What the workers of a grid say to each other: activations and gradients by tag, sums over a stage and over all."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -7,7 +8,20 @@ from torch import Tensor, distributed
 
 from planner.pipeline.schedule import Worker
 from tests.testbed.training.meeting import Seat, files_at, meet, part
-from tests.testbed.training.vectors import flatten, unflatten
+
+
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
+    """Return a new vector of all values."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Return views of the vector in the shapes of the tensors of which it was made."""
+    parts, begin = [], 0
+    for tensor in like:
+        parts.append(vector[begin : begin + tensor.numel()].view(tensor.shape))
+        begin += tensor.numel()
+    return parts
 
 
 class Exchange:

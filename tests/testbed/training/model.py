@@ -38,13 +38,13 @@ def fill(parameter: nn.Parameter, name: str) -> None:
     """Give a parameter the values that belong to its name."""
     with torch.no_grad():
         spread = 1 / math.sqrt(parameter.shape[-1])
-        drawn = torch.randn(parameter.shape, generator=_generator(name)) * spread
+        drawn = torch.randn(parameter.shape, generator=seeded(name)) * spread
         parameter.copy_(drawn + 1 if name.endswith("norm.weight") else drawn)
 
 
 def make_batch(options: ModelOptions, step: int, piece: Piece) -> tuple[Tensor, Tensor]:
     """Return the inputs and targets of a micro-batch."""
-    generator = _generator(f"{options.seed}/batch/{step}/{piece.pipeline}/{piece.micro_batch}")
+    generator = seeded(f"{options.seed}/batch/{step}/{piece.pipeline}/{piece.micro_batch}")
     inputs, targets = torch.randn(2, options.samples, options.width, generator=generator)
     return inputs, 3 * targets  # far away, so that clipping has something to do
 
@@ -54,5 +54,6 @@ def loss_of(outputs: Tensor, targets: Tensor, shape: Shape) -> Tensor:
     return nn.functional.mse_loss(outputs, targets) / (shape.pipelines * shape.micro_batches)
 
 
-def _generator(name: str) -> torch.Generator:
+def seeded(name: str) -> torch.Generator:
+    """Return a generator that draws what belongs to a name."""
     return torch.Generator().manual_seed(crc32(name.encode()))

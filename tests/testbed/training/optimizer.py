@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from tests.testbed.training.exchange import flatten, unflatten
 from tests.testbed.training.plan import TuningOptions
-from tests.testbed.training.vectors import flatten, unflatten
 
 _SMALL = 1e-6  # as torch.nn.utils.clip_grad_norm_ adds to the norm
 _KEPT = 2  # a worker may have settled a step that a peer, stopped by a death, has not: then both go back

@@ -4,9 +4,7 @@ Whatever the mesh, the model begins with the same values, a step sees the same s
 all of them; so runs on different meshes differ only in the order of their sums.
 """
 
-import math
 from dataclasses import dataclass
-from zlib import crc32
 
 import torch
 from torch import Tensor, distributed, nn
@@ -14,33 +12,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from tests.testbed.training.model import Block, fill, seeded
+
 WIDTH = 16
 BLOCKS = 3
 GLOBAL_BATCH = 12  # samples of a step; three ranks get four each, two get six, five get two or three
 _LEARNING_RATE = 0.01
-
-
-class Block(nn.Module):  # type: ignore[misc]  # mypy does not read torch
-    """A residual block; its norm makes gradients of all parameters depend on each other."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 2 * width)
-        self.down = nn.Linear(2 * width, width)
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Return the values with the block's share added."""
-        hidden = nn.functional.gelu(self.up(self.norm(values)))
-        return values + self.down(hidden)
-
-
-def fill(parameter: nn.Parameter, name: str) -> None:
-    """Give a parameter the values that belong to its name."""
-    with torch.no_grad():
-        spread = 1 / math.sqrt(parameter.shape[-1])
-        drawn = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(crc32(name.encode()))) * spread
-        parameter.copy_(drawn + 1 if name.endswith("norm.weight") else drawn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +56,7 @@ def train_step(sharded: Sharded, step: int) -> float:
 
 
 def _own_share(step: int, replica: int, replicas: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(crc32(f"samples of step {step}".encode()))
+    generator = seeded(f"samples of step {step}")
     inputs, targets = torch.randn(2, GLOBAL_BATCH, WIDTH, generator=generator)
     own = slice(GLOBAL_BATCH * replica // replicas, GLOBAL_BATCH * (replica + 1) // replicas)
     return inputs[own], targets[own]

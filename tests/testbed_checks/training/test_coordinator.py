@@ -10,7 +10,7 @@ import pytest
 from lockstep.errors import LockstepError
 from planner.pipeline.dispatch import plan_schedule
 from planner.pipeline.schedule import Shape, Worker, unit_times
-from tests.testbed.training.coordinator import Coordinator
+from tests.testbed.training.job import Coordinator
 from tests.testbed.training.plan import Command, Kill, LossLine, Rejoin, Reply, TrainingPlan, pack_schedule
 
 GRID = Shape(stages=1, pipelines=3, micro_batches=2)
@@ -86,9 +86,11 @@ def test_survivors_of_a_death_go_on_with_the_step_that_all_of_them_have_settled(
     assert spans(told, LOST) == [(0, 6)]
 
 
-def test_workers_that_break_off_though_nobody_was_killed_end_the_job(tmp_path: Path) -> None:
+def test_workers_that_break_off_unkilled_or_an_event_after_the_last_step_fail_the_job(tmp_path: Path) -> None:
     with pytest.raises(LockstepError, match=r"nobody was killed, and workers broke off: .*: no route"):
         run(plan(tmp_path), lambda *_: Reply(state="broken", settled=0, reason="no route"))
+    with pytest.raises(LockstepError, match=r"the job ended before .*step=9"):
+        run(plan(tmp_path, (Kill(worker=LOST, step=9),)))
 
 
 def test_worker_that_ends_by_itself_ends_the_job_and_nobody_is_left(tmp_path: Path) -> None:
@@ -101,8 +103,3 @@ def test_worker_that_ends_by_itself_ends_the_job_and_nobody_is_left(tmp_path: Pa
     with pytest.raises(LockstepError, match="has ended by itself"):
         run(plan(tmp_path), leave)
     assert not [pid for pid in tmp_path.glob("*.pid") if Path("/proc", pid.stem).exists()]
-
-
-def test_event_after_the_last_step_is_not_forgotten_silently(tmp_path: Path) -> None:
-    with pytest.raises(LockstepError, match=r"the job ended before .*step=9"):
-        run(plan(tmp_path, (Kill(worker=LOST, step=9),)))

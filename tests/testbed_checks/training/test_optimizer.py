@@ -34,7 +34,7 @@ def values_of(optimizer: StaggeredOptimizer) -> Tensor:
     return optimizer.pack()[:3]
 
 
-def test_step_within_the_limit_stands() -> None:
+def test_step_stands_within_the_limit_is_clipped_beyond_it_and_leaves_no_trace_where_it_is_no_number() -> None:
     optimizer = StaggeredOptimizer(parameters(), OPTIONS)
     squared = optimizer.step_ahead(GRADIENTS)
     ahead = optimizer.pack()
@@ -43,9 +43,6 @@ def test_step_within_the_limit_stands() -> None:
     assert optimizer.settle(0.5) == 1.0
     assert torch.equal(optimizer.pack(), ahead)
     assert torch.equal(values_of(optimizer), knowing([1.0]))
-
-
-def test_step_beyond_the_limit_is_taken_back_and_taken_clipped() -> None:
     optimizer = StaggeredOptimizer(parameters(), OPTIONS)
     for _ in range(2):
         optimizer.step_ahead(GRADIENTS)
@@ -54,9 +51,6 @@ def test_step_beyond_the_limit_is_taken_back_and_taken_clipped() -> None:
     assert factor == pytest.approx(0.25)
     assert torch.equal(values_of(optimizer), knowing([factor, factor]))
     assert optimizer.settled == 2
-
-
-def test_step_that_is_not_a_number_leaves_no_trace() -> None:
     optimizer = StaggeredOptimizer(parameters(), OPTIONS)
     before = optimizer.pack()
     optimizer.step_ahead([gradient * math.nan for gradient in GRADIENTS])

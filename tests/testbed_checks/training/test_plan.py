@@ -28,7 +28,7 @@ def plan(*schedules: Schedule) -> TrainingPlan:
     return TrainingPlan(folder=Path("job"), steps=3, schedules=tuple(map(pack_schedule, schedules)), kills=kills)
 
 
-def test_schedule_comes_back_as_it_went() -> None:
+def test_schedules_and_plans_come_back_as_they_went() -> None:
     packed = pack_schedule(WITHOUT)
     back = unpack_schedule(type(packed).model_validate_json(packed.model_dump_json()))
 
@@ -36,30 +36,19 @@ def test_schedule_comes_back_as_it_went() -> None:
         worker: list(ops) for worker, ops in WITHOUT.ops.items()
     }
     assert (back.shape, back.failed, back.makespan) == (GRID, WITHOUT.failed, WITHOUT.makespan)
-
-
-def test_plan_travels_as_json() -> None:
     sent = plan(WHOLE, WITHOUT)
-
-    back = TrainingPlan.model_validate_json(sent.model_dump_json())
-
-    assert back.kills == sent.kills
-    assert find_schedule(back, frozenset({LOST})).failed == {LOST}
+    arrived = TrainingPlan.model_validate_json(sent.model_dump_json())
+    assert arrived.kills == sent.kills
+    assert find_schedule(arrived, frozenset({LOST})).failed == {LOST}
 
 
-def test_failures_without_a_schedule_are_named() -> None:
+def test_plan_needs_one_schedule_for_each_set_of_failures_all_of_one_grid() -> None:
     with pytest.raises(BadInput, match=r"no schedule for the failed workers \[Worker\(pipeline=0, stage=0\)\]"):
         find_schedule(plan(WHOLE), frozenset({Worker(0, 0)}))
-
-
-def test_plan_needs_a_schedule_without_failures_and_one_for_each_set() -> None:
     with pytest.raises(ValueError, match="one schedule without failures"):
         plan(WITHOUT)
     with pytest.raises(ValueError, match="one for each set"):
         plan(WHOLE, WITHOUT, WITHOUT)
-
-
-def test_schedules_of_different_grids_are_refused() -> None:
     with pytest.raises(ValueError, match="different grids"):
         plan(WHOLE, plan_schedule(Shape(2, 2, 4), unit_times(2), {LOST}))
 

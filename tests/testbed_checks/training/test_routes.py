@@ -76,38 +76,20 @@ def test_first_stage_runs_ahead_as_far_as_its_warm_up_goes() -> None:
     assert find_heads(schedule)[Worker(0, 2)] == 1
 
 
-def test_piece_that_nobody_does_is_refused() -> None:
-    with pytest.raises(
-        BadInput, match=r"Piece\(pipeline=0, micro_batch=\d, stage=0\) needs one forward and one whole"
-    ):
-        find_executors(changed(Worker(0, 0), lambda ops: ops[:-1]))
-
-
-def test_piece_done_twice_is_refused() -> None:
-    with pytest.raises(BadInput, match="needs one forward and one whole backward"):
-        find_executors(changed(Worker(0, 0), lambda ops: ops + ops[-1:]))
-
-
-def test_backward_before_its_forward_is_refused() -> None:
-    with pytest.raises(BadInput, match="needs one forward"):
-        find_executors(changed(Worker(0, 0), lambda ops: ops[::-1]))
-
-
-def test_piece_of_two_workers_is_refused() -> None:
-    stray = Worker(1, 0)
-    with pytest.raises(BadInput, match="activations cannot follow"):
-        find_executors(changed(Worker(0, 0), lambda ops: ops[:-1] + [replace(ops[-1], worker=stray)]))
-
-
-def test_failed_worker_cannot_work() -> None:
-    guests = planned().ops[Worker(0, 1)]
-    with pytest.raises(BadInput, match="it has failed or holds another stage"):
-        find_executors(changed(Worker(0, 1), lambda _: [replace(op, worker=LOST) for op in guests]))
-
-
-def test_piece_outside_the_grid_is_refused() -> None:
-    with pytest.raises(BadInput, match="is not in the grid"):
-        find_executors(changed(Worker(0, 0), lambda ops: [replace(ops[0], micro_batch=99)]))
+def test_schedule_that_nobody_could_run_is_refused() -> None:
+    needs = "needs one forward and one whole backward"
+    guests = [replace(op, worker=LOST) for op in planned().ops[Worker(0, 1)]]
+    refused: list[tuple[Worker, Callable[[list[Op]], list[Op]], str]] = [
+        (Worker(0, 0), lambda ops: ops[:-1], rf"Piece\(pipeline=0, micro_batch=\d, stage=0\) {needs}"),
+        (Worker(0, 0), lambda ops: ops + ops[-1:], needs),
+        (Worker(0, 0), lambda ops: ops[::-1], "needs one forward"),
+        (Worker(0, 0), lambda ops: ops[:-1] + [replace(ops[-1], worker=Worker(1, 0))], "activations cannot follow"),
+        (Worker(0, 1), lambda _: guests, "it has failed or holds another stage"),
+        (Worker(0, 0), lambda ops: [replace(ops[0], micro_batch=99)], "is not in the grid"),
+    ]
+    for worker, change, reason in refused:
+        with pytest.raises(BadInput, match=reason):
+            find_executors(changed(worker, change))
 
 
 def test_no_two_messages_of_a_job_have_the_same_tag() -> None:
