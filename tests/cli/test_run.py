@@ -83,7 +83,7 @@ def state_of(pid: int) -> str:
         return "gone"
 
 
-@pytest.mark.parametrize("script", ["exit 255", "kill -9 $$", "kill -15 $$"])
+@pytest.mark.parametrize("script", ["exit 0", "exit 255", "kill -9 $$", "kill -15 $$"])
 def test_exit_code_is_the_command_s_own_or_128_and_the_signal_that_killed_it(tmp_path: Path, script: str) -> None:
     is_killed, number = script.startswith("kill"), int(script.split()[1].lstrip("-"))
     assert run("sh", "-c", script, folder=tmp_path)[0] == (128 + number if is_killed else number)
@@ -222,9 +222,11 @@ def test_report_is_one_line_for_its_owner_only_and_named_after_the_process(tmp_p
     assert file.read_text().count("\n") == 1
 
 
-def test_report_goes_where_it_is_asked_to(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_option", [True, False])
+def test_report_goes_where_it_is_asked_to(tmp_path: Path, by_option: bool) -> None:
     file = tmp_path / "here.json"
-    assert run("true", folder=tmp_path, options=("--report", str(file)))[0] == 0
+    more: dict[str, Any] = {"options": ("--report", str(file))} if by_option else {"LOCKSTEP_RUN_REPORT": str(file)}
+    assert run("true", folder=tmp_path, **more)[0] == 0
     assert json.loads(file.read_text())["exit_code"] == 0
 
 
