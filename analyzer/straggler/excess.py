@@ -195,6 +195,8 @@ def measure_excess(
     # In sums own time is what was not waited: both are the same. Where nobody knows, what it was late stands for it.
     is_known = np.isfinite(cells.waits) & (not are_sums)
     waited = np.where(is_known, cells.waits, np.maximum(cells.own, 0.0))
+    if roles.is_chain.any():  # a stage is late for the next one, and hands on what the stage before was late for
+        waited = np.minimum(waited, np.maximum(cells.own, 0.0))
     return _collect(cells, waited, _span(rows, processes, kernels), period_ns, kernels)
 
 

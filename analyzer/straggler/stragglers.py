@@ -25,6 +25,7 @@ from analyzer.straggler.gpu_waits import (
     learn_waits,
 )
 from analyzer.straggler.kernels import NumericOptions, choose_kernels
+from analyzer.straggler.operations import Operations
 from analyzer.straggler.own_past import OwnPastOptions, OwnTimes, find_grown, measure_own
 from analyzer.straggler.reading import StragglerFacts
 from analyzer.straggler.starving import StarvingOptions, find_starving
@@ -116,6 +117,8 @@ def find_stragglers(
     stragglers = _find_lasting(excess, options)
     if facts.are_sums:
         stragglers = _stand_apart(excess, stragglers, options)
+        if _are_of_one_pipeline(excess.processes[stragglers], facts.operations, context):
+            return findings, replace(memory, straggling_since={})
     if are_too_many(excess.processes[stragglers], context, options.grouping):
         return findings, replace(memory, straggling_since={})
     memory = _remember(memory, excess, stragglers, context, options)
@@ -216,6 +219,15 @@ def _stand_apart(excess: Excess, stragglers: np.ndarray, options: StragglerOptio
     others = np.delete(excess.lasting, stragglers)
     far = options.apart_ratio * float(others.max(initial=0.0))
     return stragglers if (excess.lasting[stragglers] >= far).all() else stragglers[:0]
+
+
+def _are_of_one_pipeline(processes: np.ndarray, sums: Operations, context: Context) -> bool:
+    """Say whether several stages on several hosts are late at once: then what is between them is slow.
+
+    Sends overlap with work, so that in sums time on a slow connection looks like time of the ranks at its ends.
+    """
+    hosts = set(context.roster.host_of[processes].tolist())
+    return len(hosts) > 1 and len(np.unique(sums.func[np.isin(sums.process, processes)])) > 1
 
 
 def _confirm(

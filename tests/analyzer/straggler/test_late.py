@@ -265,6 +265,21 @@ def test_in_sums_of_seconds_nobody_is_named_where_another_is_late_by_nearly_as_m
 
 
 @pytest.mark.parametrize(
+    ("late", "components"), [([3], ["gpu:h3/0"]), ([3, 7], []), ([2, 3], ["gpu:h2/0", "gpu:h3/0"])]
+)
+def test_in_sums_nobody_is_named_where_stages_of_a_pipeline_are_late_together(
+    late: list[int], components: list[str]
+) -> None:
+    process, ts_ns = np.tile(np.arange(8), 6), np.repeat(T0 + np.arange(6) * SECOND, 8)
+    busy_ns = np.where(np.isin(process, late), 400 * MS, 600 * MS + process * MS // 10)
+    leads_ns, stage = np.where(np.isin(np.arange(8), late), 70.0 * MS, 40.0 * MS), np.repeat([1, 2], 4)
+    ones = np.ones(len(process), np.int64)
+    sums = sum_seconds(process, ts_ns, 10 * ones, busy_ns, ones > 0, leads_ns, stage.astype(np.uint64))
+    job = Job(8, pipeline(8, stages=2), gpus_per_host=1)
+    assert [finding.component for finding in found(StragglerFacts(sums, are_sums=True), job)] == components
+
+
+@pytest.mark.parametrize(
     ("lead_ns", "component", "likelihood"),
     [(70.0 * MS, "gpu:h1/4", 0.97), (0.0, "host:h1", 0.97), (float("nan"), "gpu:h1/4", 0.6)],
 )
