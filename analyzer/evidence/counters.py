@@ -46,6 +46,7 @@ _QUEUE = _NicRule("extra['qdisc_backlog_bytes']", "tx", 2.5, 1.0, "packets wait 
 _FEWEST_READINGS = 4
 _NEARLY_ALWAYS, _AT_MOST_ELSEWHERE = 0.8, 0.5
 _FEWEST_PEERS = 2
+_MOST_FULL = 16  # more at once are how this job sends, and each would be held against all others
 _AS_MUCH = 0.5  # of the bytes: in a ring every NIC sends the same
 _DOWN, _BELOW = 3.0, 3.0  # a link without carrier, or at a lower rate than it is built for, is slow for certain
 _BELOW_SHARE = 0.9  # rates are negotiated in steps of a half or a quarter
@@ -93,8 +94,8 @@ def _judge_nic_counter(
 def _judge_queues(rows: pa.Table, topology: TopologyIndex | None) -> Iterator[Observation]:
     """Yield the NICs in front of which packets nearly always wait, while those that send as much are often idle."""
     readings, waiting, sent = (numbers(rows, column) for column in ("readings", "waiting", "sent"))
-    is_full = (readings >= _FEWEST_READINGS) & (waiting >= _NEARLY_ALWAYS * readings)
-    for row in np.flatnonzero(is_full).tolist():
+    full = np.flatnonzero((readings >= _FEWEST_READINGS) & (waiting >= _NEARLY_ALWAYS * readings)).tolist()
+    for row in full if len(full) <= _MOST_FULL else ():
         peers = (sent >= _AS_MUCH * sent[row]) & (np.arange(len(sent)) != row)
         elsewhere, of_peers = waiting[peers].sum(), readings[peers].sum()
         if elsewhere <= _AT_MOST_ELSEWHERE * of_peers and np.count_nonzero(peers & (readings > 0)) >= _FEWEST_PEERS:
