@@ -96,6 +96,7 @@ class Gateway:
         self._stop = threading.Event()
         self._has_cut = threading.Event()  # a segment waits to be inserted
         self._trouble: str | None = None
+        self.inserted: Callable[[], object] = lambda: None  # called when the store has more
         self.metrics = GatewayMetrics(lambda: self.backlog_bytes, lambda: self._trouble is not None)
         # A segment has one insert per table, and most of each is waiting for the store.
         self._inserters = ThreadPoolExecutor(_INSERTS_AT_ONCE, "gateway-insert")
@@ -286,6 +287,7 @@ class Gateway:
             finished()
             self._waiting -= size
             self._kept.forget(segment_number(path))
+        self.inserted()
 
     def _insert_segment(self, path: Path) -> int:
         kept = self._kept.get(segment_number(path))

@@ -38,10 +38,11 @@ def counted(gateway: Gateway, result: str) -> float:
 
 
 def test_acknowledged_batch_reaches_the_store_and_its_segment_is_deleted(tmp_path: Path) -> None:
-    store = FakeStore()
+    store, known = FakeStore(), list[object]()
     with running(tmp_path, store) as gateway:
+        gateway.inserted = lambda: known.append(messages(store))
         assert acknowledge(gateway, entry(1)) == [1]
-        eventually(lambda: messages(store) == ["h0/b1/1"])
+        eventually(lambda: known == [["h0/b1/1"]])
         eventually(lambda: gateway.backlog_bytes == 0)
         assert acknowledge(gateway, entry(2), entry(1, boot="b2"), entry(1, "a", "b", agent="h1")) == [2, 1, 1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["identity", "watermarks.json"]
