@@ -299,7 +299,7 @@ def read_pairs(store: Store, context: Context) -> PairFacts:
 
 def needs_transits(waits: pa.Table) -> bool:
     """Return whether some pair's own waits do not tell how long it takes."""
-    return set(waits["transport"].to_pylist()) != {ACKNOWLEDGED}
+    return bool(waits["transport"].unique().to_pylist() != [ACKNOWLEDGED])
 
 
 def add_known(rows: pa.Table, known: pa.Table) -> pa.Table:
