@@ -49,7 +49,8 @@ def find_jobs(store: Store, since_ns: int) -> list[JobSpan]:
     rows = store.query(
         "SELECT job, attempt, min(first) AS first_ns, max(last) AS last_ns, groupUniqArray(told) AS tables FROM ("
         + " UNION ALL ".join(_activity_sql(*observation) for observation in _ACTIVITY_TABLES)
-        + ") GROUP BY job, attempt ORDER BY job, attempt",
+        # Tables are sorted by job and attempt, so no row needs to be hashed.
+        + ") GROUP BY job, attempt ORDER BY job, attempt SETTINGS optimize_aggregation_in_order = 1",
         {"since": since_ns},
     )
     return [JobSpan(**{**row, "tables": frozenset(row["tables"])}) for row in rows.to_pylist()]
