@@ -17,12 +17,11 @@ import pyarrow.compute as pc
 from api.ingest.bounds import OWN_SOURCE
 from lockstep.arrow import rows_of
 from lockstep.clock import NS_PER_S
-from lockstep.records import Event
+from lockstep.records import CLAIMED_TWICE, Event
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME, columns_of
 from lockstep.topology import host_name
 
-CLAIMED_TWICE = "rank_claimed_twice"
 _HELD = """
 SELECT host, job, attempt, comm, rank FROM comms FINAL
 WHERE job IN {jobs:Array(String)} AND comm IN {comms:Array(UInt64)}
