@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from api.ingest.bounds import BOUNDS
+from lockstep.bounds import BOUNDS
 from lockstep.directories import sync_directory
 
 _FRAME = struct.Struct("<4sIII")  # magic, header bytes, body bytes, checksum of both

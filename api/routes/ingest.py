@@ -11,7 +11,6 @@ from pydantic import Field
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.auth import Agent, find_agent
-from api.ingest.bounds import BOUNDS, is_readable
 from api.ingest.checking import CheckLimits
 from api.ingest.log import Entry
 from api.parts import Parts, parts_of
@@ -29,6 +28,7 @@ from lockstep.batches import (
     Receipt,
     encode_batch,
 )
+from lockstep.bounds import BOUNDS, is_readable
 from lockstep.clock import NS_PER_S
 from lockstep.errors import BadBatch, BadInput, LockstepError, NotAllowed
 from lockstep.state.tokens import Token
