@@ -12,6 +12,7 @@ from analyzer.windows.window import Context, Finding
 from lockstep.clock import NS_PER_S
 from lockstep.records import CLAIMED_TWICE
 from lockstep.store.store import Store
+from lockstep.topology import lies_on
 
 _FEWEST_WITNESSES = 2
 # What the kernel or the management plane of the accused host says itself; that a host is silent we notice ourselves.
@@ -32,10 +33,14 @@ Claims = tuple[dict[str, Any], ...]  # Any: evidence, as in a Finding
 
 def has_witnesses(finding: Finding, context: Context) -> bool:
     """Return whether a finding rests on the word of two hosts, or on that of the accused one's own kernel."""
-    if any(row.get("kind") in _OWN_WORD for row in finding.evidence):
+    if any(_is_own_word(row, finding.component) for row in finding.evidence):
         return True
     told_by = {host for row in finding.evidence for host in row.get("told_by", ())}
     return len(told_by or context.roster.hosts - context.silent) >= _FEWEST_WITNESSES
+
+
+def _is_own_word(row: dict[str, Any], component: str) -> bool:  # Any: as in a Finding
+    return row.get("kind") in _OWN_WORD and ("host" not in row or lies_on(component, str(row["host"])))
 
 
 def read_second_claims(store: Store, context: Context) -> Claims:

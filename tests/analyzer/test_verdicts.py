@@ -56,9 +56,10 @@ def test_stalled_wire_is_isolated_only_after_its_retries() -> None:
         ({"kind": "standstill", "told_by": ["h9"]}, "alert"),
         ({"kind": "standstill", "told_by": ["h3", "h9"]}, "isolate"),
         ({"kind": "xid", "host": "h3"}, "isolate"),
+        ({"kind": "xid", "host": "h9", "told_by": ["h9"]}, "alert"),
         ({"kind": "process_exit", "host": "h3", "told_by": ["h3"]}, "alert"),
     ],
-    ids=["one host", "two hosts", "its own kernel", "its own process"],
+    ids=["one host", "two hosts", "its own kernel", "the kernel of another", "its own process"],
 )
 def test_one_host_condemns_no_other(evidence: dict[str, object], grade: str) -> None:
     assert judged(replace(found("host:h3", "crash", likelihood=0.97), evidence=(evidence,))).grade == grade
