@@ -96,7 +96,7 @@ _COMMON: dict[type[HostRecord], dict[str, Any]] = {
     },
     Progress: {"peer": -1, "head_state": "idle"},
     Agent: {"version": "test", "watermark_ns": T0},
-    Event: {"source": "test", "kind": "xid", "component": "gpu:h0/0", "severity": "info", "message": "m"},
+    Event: {"source": "test", "kind": "xid", "severity": "info", "message": "m"},
     NicCounter: {"nic": "eth0", "up": True, "speed_mbps": 200_000, "extra": {}},
     FabricCounter: {"extra": {}},
     Path: {"proto": "roce", "dport": 4791, "seen_ns": T0, "confidence": 1.0},
@@ -111,7 +111,8 @@ def make(record: type[R], **fields: Any) -> R:
     known = record.__dataclass_fields__
     shared = {name: value for name, value in _SHARED.items() if name in known}
     job = _JOB if "job" in known else {}
-    return record(**{**_BLANKS[record], **shared, **job, **_COMMON.get(record, {}), **fields})
+    part = {"component": f"gpu:{fields.get('host', 'h0')}/0"} if record is Event else {}
+    return record(**{**_BLANKS[record], **shared, **job, **part, **_COMMON.get(record, {}), **fields})
 
 
 def _blank(record: type[HostRecord]) -> dict[str, Any]:
