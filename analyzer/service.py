@@ -1,6 +1,7 @@
 """The shell around the stages: finds closed windows, looks at them, writes incidents, one analyzer at a time."""
 
 import hashlib
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -46,6 +47,7 @@ _PAUSE_HOPS = 5  # between two runs: longer, and we were stopped, or too slow
 _BUDGET_NS = 2 * NS_PER_S  # of CPU for an evaluation, beside the store: 65,536 ranks take as long
 _LONGEST_REST_NS = 60 * NS_PER_S  # of a job that took more, or could not be evaluated
 _MOST_JOBS_OF_HOST = 64  # that are followed at once: eight GPUs in seven parts each, and some that ended
+_TURN = 32  # jobs evaluated together, before anybody is asked whether to go on: a second or two
 _OF_ALL = (ControlAway, LeaseLost, StoreAway)  # troubles that are no job's own
 
 Announce = Callable[[Incident], None]
@@ -117,8 +119,13 @@ class AnalyzerService:
         self._generation: int | None = None
         self._ran_ns: int | None = None
         self._attentive_since_ns = 0  # hosts are silent at the earliest some time after this
+        self._leaving = threading.Event()
         self._found = 0  # jobs in the last run
         self.skipped = 0  # evaluations that were left out because we were behind
+
+    def stop(self) -> None:
+        """Begin no more evaluations."""
+        self._leaving.set()
 
     def run_once(self, lease: Lease, now_ns: int) -> int:
         """Take every evaluation that is due, save what changed under the lease, return the evaluations taken.
@@ -133,7 +140,10 @@ class AnalyzerService:
         backlogs = [backlog for backlog in self._plan(spans, now_ns) if backlog.due]
         evaluations, failed = 0, list[Exception]()
         while backlogs:
-            evaluations += self._evaluate(backlogs, lease, now_ns, failed)
+            for first in range(0, len(backlogs), _TURN):
+                if self._leaving.is_set():
+                    return evaluations  # what is due still is at the next start
+                evaluations += self._evaluate(backlogs[first : first + _TURN], lease, now_ns, failed)
             backlogs = [backlog for backlog in backlogs if backlog.due]
         self._close_ended([key for key in self._jobs if key not in spans], lease, now_ns)
         if failed:

@@ -47,8 +47,9 @@ from api.views.checkpoints import open_folders
 from api.views.incidents import IncidentPages
 from api.views.matrix import MatrixCache
 from lockstep import __version__
-from lockstep.clock import Clock
+from lockstep.clock import NS_PER_S, Clock
 from lockstep.errors import LockstepError, StoreAway
+from lockstep.state.leases import check_held
 from lockstep.store.migrations import check_migrated
 
 # The stream comes before incidents: its path looks like one of theirs. Those come early: everybody asks for them.
@@ -149,7 +150,6 @@ def create_app(parts: Parts) -> FastAPI:
 
 def _check_ready(parts: Parts) -> None:
     check_migrated(parts.store, parts.layout)
-    with parts.control.read():
-        pass
+    check_held(parts.control, parts.duties, int(parts.settings.lease_s * NS_PER_S), parts.clock.now_ns())
     if parts.gateway.trouble:
         raise StoreAway(parts.gateway.trouble)

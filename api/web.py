@@ -1,5 +1,6 @@
 """A uvicorn server that starts on a socket we hold, says when it is up, and leaves in an order we choose."""
 
+import os
 import resource
 import signal
 import socket
@@ -20,6 +21,8 @@ from lockstep.sections import ApiSettings, split_listen
 
 _log = structlog.get_logger("web")
 
+LEAVE_S = 5.0  # from the signal to the end, whatever is under way; systemd kills after 30
+
 Hook = Callable[[], None]
 
 
@@ -32,7 +35,7 @@ class WebServer(uvicorn.Server):
             app,
             log_level="warning",
             lifespan="on",
-            timeout_graceful_shutdown=5,
+            timeout_graceful_shutdown=1,
             # Else whoever is on this machine could say to be somebody else.
             proxy_headers=parts is not None and parts.settings.api.tls_in_front,
         )
@@ -62,12 +65,21 @@ class WebServer(uvicorn.Server):
             return
         self._leaving = threading.Thread(target=self._leave, name="leaving")
         self._leaving.start()
+        ending = threading.Timer(LEAVE_S, _end)
+        ending.daemon = True  # who is through before goes by itself
+        ending.start()
 
     def _leave(self) -> None:
         try:
             self._on_leaving()
         finally:
             self.should_exit = True
+
+
+def _end() -> None:
+    """End the process as it is: what was acknowledged is on disk, and the next start goes on from there."""
+    _log.warning("stopped in the midst of work, which goes on at the next start", after_s=LEAVE_S)
+    os._exit(0)
 
 
 def serve(

@@ -69,6 +69,7 @@ class GatewayOptions:
     segment_s: float = 1.0
     max_segment_bytes: int = 64 << 20
     max_backlog_bytes: int = 4 << 30
+    leave_s: float = 2.0  # for what waits when we are stopped; a backlog of hours waits for the next start
     max_kept_bytes: int = 256 << 20  # of rows in memory that wait for the store; a host sends 100 KB a second
 
 
@@ -94,6 +95,7 @@ class Gateway:
         self._opened_ns = 0
         self._checker = BatchChecker(self._enqueue)
         self._stop = threading.Event()
+        self._leaves_ns = 1 << 63  # on the monotonic clock; no segment is begun after this
         self._has_cut = threading.Event()  # a segment waits to be inserted
         self._trouble: str | None = None
         self.metrics = GatewayMetrics(lambda: self.backlog_bytes, lambda: self._trouble is not None)
@@ -136,11 +138,12 @@ class Gateway:
         return future
 
     def close(self) -> None:
-        """Finish what was acknowledged as far as the store takes it, cut the log, and end the threads."""
+        """Insert what was acknowledged as far as time and the store allow, cut the log, and end the threads."""
         self._checker.close()
         with self._queue_lock:
             self._stop.set()
             self._queue.put(None)
+        self._leaves_ns = self._clock.monotonic_ns() + round(self._options.leave_s * NS_PER_S)
         self._has_cut.set()  # after the stop: who waits for a segment sees that it is over
         for thread in self._threads:
             if thread.is_alive():
@@ -259,6 +262,8 @@ class Gateway:
             try:
                 self._has_cut.clear()  # before looking: what is cut from now on is not seen yet
                 for path in list_segments(self._directory):
+                    if self._clock.monotonic_ns() > self._leaves_ns:
+                        return  # the others wait on disk for the next start
                     self._insert_or_set_aside(path)
                 self._report(None)
                 pause_s = _FIRST_PAUSE_S

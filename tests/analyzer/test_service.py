@@ -502,3 +502,15 @@ def test_host_that_invents_jobs_has_its_fill_and_holds_back_no_job_that_runs_els
     real = {("train", 1): frozenset({"h0", "h1"}), ("silent", 1): frozenset[str]()}
     followed = choose_followed(invented | real)
     assert followed == [*list(invented)[:64], *real]
+
+
+def test_service_that_is_stopped_begins_no_more_evaluations(watch: Watch) -> None:
+    cluster = watch(SHORT)
+    for _ in range(3):
+        cluster.send()
+    cluster.service.stop()
+    cluster.analyse()
+    assert cluster.windows == 0
+    cluster.restart()
+    cluster.analyse()
+    assert cluster.windows == 3, "what was due still is"

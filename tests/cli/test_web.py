@@ -2,6 +2,8 @@
 
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -118,6 +120,20 @@ def test_server_that_leaves_does_not_wait_for_streams(tmp_path: Path) -> None:
                 assert next(lines) == "retry: 2000"
                 server.should_exit = True
                 assert list(lines) == [""], "the stream ends, and ends well"
+
+
+def test_server_ends_in_time_whatever_is_under_way() -> None:
+    code = """
+import os, signal, threading
+from fastapi import FastAPI
+from api import web
+web.LEAVE_S = 0.2
+go_on = lambda: os.kill(os.getpid(), signal.SIGTERM)
+web.serve(FastAPI(), web.listen_on("127.0.0.1", 0, ""), go_on, threading.Event().wait)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "stopped in the midst of work, which goes on at the next start" in done.stdout
 
 
 @pytest.mark.parametrize(("is_behind", "seen"), [(True, "203.0.113.7"), (False, "127.0.0.1")])

@@ -17,11 +17,11 @@ from api.ingest.gateway import Gateway, GatewayOptions
 from api.ingest.log import Entry, OpenSegment, list_segments
 from lockstep.errors import GatewayFull, LockstepError, StoreRefused
 from tests.api.fake_store import FakeStore, away
-from tests.api.ingest.build import batch, entry, running
+from tests.api.ingest.build import PATIENT_S, batch, entry, running
 from tests.waiting import HastyClock, eventually
 
 LIMIT_S = 60.0
-UNCUT = GatewayOptions(segment_s=60_000.0)  # one segment for all, until the end
+UNCUT = GatewayOptions(segment_s=60_000.0, leave_s=PATIENT_S)  # one segment for all, until the end
 
 
 def acknowledge(gateway: Gateway, *entries: Entry) -> list[int]:
@@ -185,6 +185,19 @@ def test_close_does_not_wait_for_a_store_that_is_away_and_the_next_start_goes_on
         eventually(lambda: messages(store) == ["h0/b1/1", "h0/b1/2"])
         assert acknowledge(gateway, entry(2)) == [2]
     assert messages(store) == ["h0/b1/1", "h0/b1/2"]
+
+
+def test_close_leaves_a_backlog_for_the_next_start(tmp_path: Path) -> None:
+    with running(tmp_path, FakeStore(fault=away()), UNCUT) as gateway:
+        acknowledge(gateway, entry(1))
+    hurried = FakeStore()
+    with running(tmp_path, hurried, GatewayOptions(segment_s=60_000.0, leave_s=-1.0)) as gateway:
+        eventually(lambda: messages(hurried) == ["h0/b1/1"])
+        acknowledge(gateway, entry(2))
+    assert (messages(hurried), len(list_segments(tmp_path))) == (["h0/b1/1"], 1)
+    store = FakeStore()
+    with running(tmp_path, store):
+        eventually(lambda: messages(store) == ["h0/b1/2"])
 
 
 def test_full_backlog_refuses_until_the_store_has_taken_it(tmp_path: Path) -> None:
