@@ -47,7 +47,7 @@ _PAUSE_HOPS = 5  # between two runs: longer, and we were stopped, or too slow
 _BUDGET_NS = 2 * NS_PER_S  # of CPU for an evaluation, beside the store: 65,536 ranks take as long
 _LONGEST_REST_NS = 60 * NS_PER_S  # of a job that took more, or could not be evaluated
 _MOST_JOBS_OF_HOST = 64  # that are followed at once: eight GPUs in seven parts each, and some that ended
-_TURN = 32  # jobs evaluated together, before anybody is asked whether to go on: a second or two
+_AT_ONCE = 32  # jobs evaluated together, before anybody is asked whether to go on: a second or two
 _OF_ALL = (ControlAway, LeaseLost, StoreAway)  # troubles that are no job's own
 
 Announce = Callable[[Incident], None]
@@ -140,10 +140,10 @@ class AnalyzerService:
         backlogs = [backlog for backlog in self._plan(spans, now_ns) if backlog.due]
         evaluations, failed = 0, list[Exception]()
         while backlogs:
-            for first in range(0, len(backlogs), _TURN):
+            for first in range(0, len(backlogs), _AT_ONCE):
                 if self._leaving.is_set():
                     return evaluations  # what is due still is at the next start
-                evaluations += self._evaluate(backlogs[first : first + _TURN], lease, now_ns, failed)
+                evaluations += self._evaluate(backlogs[first : first + _AT_ONCE], lease, now_ns, failed)
             backlogs = [backlog for backlog in backlogs if backlog.due]
         self._close_ended([key for key in self._jobs if key not in spans], lease, now_ns)
         if failed:
