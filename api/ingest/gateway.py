@@ -8,7 +8,7 @@ keeps it once. Nothing depends on how long an outage lasts.
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
@@ -59,6 +59,7 @@ _GROUP = 256  # batches that share one sync at most
 _AHEAD = 4  # bundles whose rows may wait for a slow disk; those of later ones are read again
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 _IDLE_S = 0.2
+_ROUND = 16  # segments that are let go of together, so many may be repeated after a crash
 _RESCAN_S = 5.0  # for segments of which nobody told
 
 
@@ -261,10 +262,10 @@ class Gateway:
         while not self._stop.is_set() or self._threads[0].is_alive() or list_segments(self._directory):
             try:
                 self._has_cut.clear()  # before looking: what is cut from now on is not seen yet
-                for path in list_segments(self._directory):
-                    if self._clock.monotonic_ns() > self._leaves_ns:
-                        return  # the others wait on disk for the next start
-                    self._insert_or_set_aside(path)
+                while self._insert_waiting():
+                    pass
+                if self._clock.monotonic_ns() > self._leaves_ns:
+                    return  # what is left waits on disk for the next start
                 self._report(None)
                 pause_s = _FIRST_PAUSE_S
                 if not self._stop.is_set():
@@ -276,9 +277,31 @@ class Gateway:
                 self._clock.wait(self._stop, pause_s)
                 pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
-    def _insert_or_set_aside(self, path: Path) -> None:
-        """Insert a segment; one that cannot be read is kept for a person to look at and does not block the rest."""
-        size = path.stat().st_size
+    def _insert_waiting(self) -> bool:
+        """Insert what waits, and let go of it together, marks being written down once; return whether any waited."""
+        done: dict[Path, Callable[[], object]] = {}
+        try:
+            for path in list_segments(self._directory)[:_ROUND]:
+                if self._clock.monotonic_ns() <= self._leaves_ns:
+                    done[path] = self._insert_or_set_aside(path)
+        finally:
+            if done:
+                self._let_go(done)
+        return bool(done)
+
+    def _let_go(self, done: Mapping[Path, Callable[[], object]]) -> None:
+        sizes = {path: path.stat().st_size for path in done}
+        with self._guard:
+            changes = self._watermarks.take_changes(self._clock.now_ns())
+        self._watermarks.write(changes)  # nobody who waits for a receipt waits for this
+        for path, finish in done.items():
+            finish()
+            with self._guard:
+                self._waiting -= sizes[path]
+                self._kept.forget(segment_number(path))
+
+    def _insert_or_set_aside(self, path: Path) -> Callable[[], object]:
+        """Insert a segment, and return what is left to do; one that cannot be read is kept for a person to see."""
         try:
             self.metrics.rows.inc(self._insert_segment(path))
             finished: Callable[[], object] = path.unlink
@@ -286,11 +309,7 @@ class Gateway:
             _log.error("segment cannot be read and is set aside", segment=path.name, reason=str(error))
             self.metrics.batches.labels("set_aside").inc()
             finished = partial(path.rename, path.with_suffix(".bad"))
-        with self._guard:
-            self._watermarks.save(self._clock.now_ns())
-            finished()
-            self._waiting -= size
-            self._kept.forget(segment_number(path))
+        return finished
 
     def _insert_segment(self, path: Path) -> int:
         kept = self._kept.get(segment_number(path))
