@@ -122,6 +122,26 @@ def test_server_that_leaves_does_not_wait_for_streams(tmp_path: Path) -> None:
                 assert list(lines) == [""], "the stream ends, and ends well"
 
 
+def test_headers_have_a_deadline_and_an_address_a_bound_on_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.web._HEADERS_S", 0.1)
+    monkeypatch.setattr("api.web._most_connections", lambda parts: 2)
+    server = WebServer(health_app(lambda: None, []), lambda: None, lambda: None)
+    with serving(server) as port, httpx.Client(trust_env=False, timeout=LIMIT_S) as client:
+
+        def wait_for_end(sent: bytes) -> bytes:
+            with socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S) as slow:
+                slow.sendall(sent)
+                return slow.recv(1)
+
+        assert [wait_for_end(sent) for sent in (b"", b"GET /healthz HTTP/1.1\r\nHost: h")] == [b"", b""]
+        monkeypatch.setattr("api.web._HEADERS_S", LIMIT_S)
+        url = f"http://127.0.0.1:{port}/healthz"
+        assert client.get(url).text == client.get(url).text == "ok\n", "one connection, and each request in time"
+        with socket.create_connection(("127.0.0.1", port)):
+            assert wait_for_end(b"") == b"", "two are open, this is the third"
+            assert client.get(url).text == "ok\n"
+
+
 def test_server_ends_in_time_whatever_is_under_way() -> None:
     code = """
 import os, signal, threading
