@@ -17,7 +17,7 @@ from api.dashboard import jobs as job_pages
 from api.dashboard import overview, settings, what_if
 from api.dashboard.pages import CachedFiles
 from api.idempotency import Idempotency
-from api.limits import BodyLimit, RateLimit
+from api.limits import BodyLimit, Buckets, RateLimit
 from api.metrics import SystemMetrics
 from api.middleware import Disconnects, SecurityHeaders
 from api.oidc import make_verifier
@@ -125,6 +125,7 @@ def create_app(parts: Parts) -> FastAPI:
     parts = replace(parts, store=GuardedStore(parts.store))
     app.state.parts = parts
     app.state.token_cache = TokenCache(parts.control, parts.clock)
+    app.state.refused_logins = Buckets(per_s=1 / 60, burst_s=600)
     app.state.oidc = make_verifier(parts.settings.api, parts.clock)
     app.state.check_ready = remember_check(partial(_check_ready, parts), parts.clock)
     metrics = SystemMetrics(parts)
