@@ -9,9 +9,11 @@ PINNED_BY := pyproject.toml constraints.txt lockstep/__init__.py
 # Whole systems, each of which can use all cores, and whose clocks are real: nothing runs beside them.
 SYSTEMS := tests/e2e tests/deploy tests/planner/controllers tests/testbed_checks
 PACKAGES := lockstep collector importers simulator analyzer planner api cli benchmarks nccl_plugin tests
+# The option --constraint does not hold for what builds a wheel, this does.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export LOCKSTEP_STATE_DIR ?= $(CURDIR)/.lockstep
 
-.PHONY: help install up check check-python check-c test fast-test slow-test long-test gpu-test gpu-live gpu-record plugin bench clean system-packages
+.PHONY: help install up check check-python check-c test fast-test slow-test long-test gpu-test gpu-live gpu-record plugin bench sbom clean system-packages
 
 help:  ## list these words
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -22,12 +24,12 @@ install: $(STAMP)  ## make the virtual environment and install everything into i
 # of compiled modules that it never imports.
 $(STAMP): $(PINNED_BY)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --editable '.[dev]'
 	touch $(DEMO_STAMP) $@
 
 $(DEMO_STAMP): $(PINNED_BY)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[api,analyzer,planner,collector,sim]'
+	$(BIN)/pip install --quiet --no-compile --editable '.[api,analyzer,planner,collector,sim]'
 	touch $@
 
 up: $(DEMO_STAMP)  ## run the demo: a simulated cluster with a slow NIC, on http://127.0.0.1:8642
@@ -74,6 +76,10 @@ gpu-live: plugin  ## Lockstep beside real training on a GPU; GPU_LIVE='--help' l
 
 gpu-record: plugin  ## records real training with faults on a GPU; GPU_RECORD='--seed 1' draws what
 	$(PYTHON) nccl_plugin/gpu/record.py $(GPU_RECORD)
+
+sbom: install  ## write what an installation of the services consists of to dist/sbom.cdx.json
+	mkdir -p dist
+	$(BIN)/python deploy/sbom.py api,analyzer,planner,collector > dist/sbom.cdx.json
 
 bench: install  ## measure every claim; `lockstep bench NAME --quick` for one
 	$(BIN)/lockstep bench store

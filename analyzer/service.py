@@ -1,9 +1,12 @@
 """The shell around the stages: finds closed windows, looks at them, writes incidents, one analyzer at a time."""
 
 import hashlib
+import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from time import thread_time_ns
 
 import pyarrow as pa
 import structlog
@@ -15,6 +18,7 @@ from analyzer.windows.jobs import JobSpan, Roster, find_jobs, read_roster
 from analyzer.windows.silence import HostReport, find_reports, judge_window
 from analyzer.windows.window import EvaluationOptions, Window, plan_evaluations, window_at
 from lockstep.clock import NS_PER_S
+from lockstep.errors import ControlAway, LeaseLost, LockstepError, StoreAway
 from lockstep.state.database import ControlDatabase
 from lockstep.state.incidents import (
     Analysis,
@@ -40,6 +44,12 @@ _LOOKBACK_NS = 120 * NS_PER_S  # how far a fresh analyzer goes back to learn wha
 _MOST_BEHIND_NS = 30 * NS_PER_S  # what is due of a job; further back, being reports in time is worth more
 _PAUSE_HOPS = 5  # between two runs: longer, and we were stopped, or too slow
 
+_BUDGET_NS = 2 * NS_PER_S  # of CPU for an evaluation, beside the store: 65,536 ranks take as long
+_LONGEST_REST_NS = 60 * NS_PER_S  # of a job that took more, or could not be evaluated
+_MOST_JOBS_OF_HOST = 64  # that are followed at once: eight GPUs in seven parts each, and some that ended
+_AT_ONCE = 32  # jobs evaluated together, before anybody is asked whether to go on: a second or two
+_OF_ALL = (ControlAway, LeaseLost, StoreAway)  # troubles that are no job's own
+
 Announce = Callable[[Incident], None]
 _JobKey = tuple[str, int]  # job, attempt
 
@@ -58,6 +68,12 @@ class _Job:
     reported_until_ns: int  # up to here the incidents have been told, perhaps by a process before this one
     last_ns: int
     done_until_ns: int | None = None  # None: not seen sending yet
+    rests_until_ns: int = 0  # others go first until then
+    failures: int = 0  # in a row
+    trouble: str | None = None  # why it cannot be evaluated
+
+    def is_resting(self, now_ns: int) -> bool:
+        return 0 < self.rests_until_ns - now_ns <= _LONGEST_REST_NS  # a clock that was set back holds no job
 
 
 @dataclass
@@ -103,13 +119,19 @@ class AnalyzerService:
         self._generation: int | None = None
         self._ran_ns: int | None = None
         self._attentive_since_ns = 0  # hosts are silent at the earliest some time after this
+        self._leaving = threading.Event()
+        self._found = 0  # jobs in the last run
         self.skipped = 0  # evaluations that were left out because we were behind
+
+    def stop(self) -> None:
+        """Begin no more evaluations."""
+        self._leaving.set()
 
     def run_once(self, lease: Lease, now_ns: int) -> int:
         """Take every evaluation that is due, save what changed under the lease, return the evaluations taken.
 
         Jobs take turns, an evaluation each, so that a job with many due holds up nobody; those of one turn read
-        together.
+        together. A job that cannot be evaluated, or takes too long, rests while the others go on.
         """
         if lease.generation != self._generation:
             self._take_over(lease.generation)
@@ -118,12 +140,17 @@ class AnalyzerService:
         backlogs = [backlog for backlog in self._plan(spans, now_ns) if backlog.due]
         evaluations, failed = 0, list[Exception]()
         while backlogs:
-            evaluations += self._evaluate(backlogs, lease, failed)
+            for first in range(0, len(backlogs), _AT_ONCE):
+                if self._leaving.is_set():
+                    return evaluations  # what is due still is at the next start
+                evaluations += self._evaluate(backlogs[first : first + _AT_ONCE], lease, now_ns, failed)
             backlogs = [backlog for backlog in backlogs if backlog.due]
         self._close_ended([key for key in self._jobs if key not in spans], lease, now_ns)
         if failed:
             raise failed[0]
         note_analysis(self._control, Analysis(now_ns, self.skipped))
+        if troubled := [f"{key[0]} ({job.trouble})" for key, job in self._jobs.items() if job.trouble]:
+            raise LockstepError(f"{len(troubled)} of {len(self._jobs)} jobs cannot be evaluated: {troubled[0]}")
         return evaluations
 
     def _take_over(self, generation: int) -> None:
@@ -147,20 +174,30 @@ class AnalyzerService:
             roster = read_roster(store, span.job, span.attempt)
             return roster, find_reports(store, roster.hosts, now_ns - _LOOKBACK_NS)
 
-        asked = read_together(self._store, [partial(read_who, span=span) for span in spans.values()])
-        return [self._plan_job(*item, *who.result(), now_ns) for item, who in zip(spans.items(), asked, strict=True)]
+        awake = {key: span for key, span in spans.items() if not self._meet(key, span).is_resting(now_ns)}
+        asked = read_together(self._store, [partial(read_who, span=span) for span in awake.values()])
+        known = {}
+        for key, who in zip(awake, asked, strict=True):
+            try:
+                known[key] = who.result()
+            except Exception as error:  # noqa: BLE001  # of one job
+                self._set_aside(key[0], self._jobs[key], error, now_ns)
+        oldest_first = sorted(known, key=lambda key: spans[key].first_ns)
+        followed = choose_followed({key: known[key][0].hosts for key in oldest_first})
+        if len(followed) < len(known) != self._found:
+            _log.warning("more jobs than hosts can run are not followed", jobs=len(known), followed=len(followed))
+        self._found = len(known)
+        return [self._plan_job(key, spans[key], *known[key], now_ns) for key in followed]
 
     def _plan_job(
         self, key: _JobKey, span: JobSpan, roster: Roster, known: dict[str, HostReport], now_ns: int
     ) -> _Backlog:
-        if key not in self._jobs:
-            self._jobs[key] = self._meet(span)
-            if roster.ranks > EMBEDDED_RANKS and isinstance(self._store.address, Embedded):
-                message = "job is too large for the embedded store; use a server"
-                _log.warning(message, job=span.job, ranks=roster.ranks)
         job = self._jobs[key]
         job.last_ns = max(job.last_ns, span.last_ns)
         is_new = job.done_until_ns is None
+        if is_new and roster.ranks > EMBEDDED_RANKS and isinstance(self._store.address, Embedded):
+            message = "job is too large for the embedded store; use a server"
+            _log.warning(message, job=span.job, ranks=roster.ranks)
         if job.done_until_ns is None:
             job.done_until_ns = max(span.first_ns, now_ns - _LOOKBACK_NS)
         # A host that never reported gets as long as others, from the job's first row; none is silent because we were
@@ -189,7 +226,7 @@ class AnalyzerService:
             due.append((end_ns, closing.silent))
         return due
 
-    def _evaluate(self, backlogs: list[_Backlog], lease: Lease, failed: list[Exception]) -> int:
+    def _evaluate(self, backlogs: list[_Backlog], lease: Lease, now_ns: int, failed: list[Exception]) -> int:
         """Take the next evaluation of some jobs; one that fails comes again, and keeps no other from being saved."""
         planned = []
         for backlog in backlogs:
@@ -202,22 +239,49 @@ class AnalyzerService:
         kept = []
         for (backlog, window, _), outcome in zip(planned, outcomes, strict=True):
             try:
-                self._save(outcome.result().changed, lease)
-                add_detail_requests(self._control, *outcome.result().requests, now_ns=window.end_ns)
-                kept.append((backlog, window, outcome.result()))
-            except Exception as error:  # noqa: BLE001  # raised when all have had their turn
+                found, spent_ns = outcome.result()
+                self._save(found.changed, lease)
+                add_detail_requests(self._control, *found.requests, now_ns=window.end_ns)
+                kept.append((backlog, window, found))
+                self._keep_budget(backlog, spent_ns, now_ns)
+            except _OF_ALL as error:  # raised when all have had their turn
                 failed.append(error)
+                backlog.due = []
+            except Exception as error:  # noqa: BLE001  # of one job
+                self._set_aside(backlog.span.job, backlog.job, error, now_ns)
                 backlog.due = []
         self._keep(kept)
         return len(planned)
 
-    def _evaluate_one(self, store: Store, plan: tuple[_Backlog, Window, frozenset[str]]) -> Outcome:
+    def _set_aside(self, name: str, job: _Job, error: Exception, now_ns: int) -> None:
+        """Let a job rest that cannot be evaluated; it is told by `run_once` until it can."""
+        if isinstance(error, _OF_ALL):
+            raise error
+        trouble = f"{type(error).__name__}: {error}"
+        if trouble != job.trouble:
+            _log.error("job cannot be evaluated", job=name, error=trouble, exc_info=error)
+        job.trouble, job.failures = trouble, job.failures + 1
+        job.rests_until_ns = now_ns + min(NS_PER_S << min(job.failures, 8), _LONGEST_REST_NS)
+
+    def _keep_budget(self, backlog: _Backlog, spent_ns: int, now_ns: int) -> None:
+        """Let a job rest that took more than its budget, for as long as it has others to share with."""
+        backlog.job.trouble, backlog.job.failures = None, 0
+        rest_ns = min(spent_ns * (len(self._jobs) - 1), _LONGEST_REST_NS)
+        if spent_ns > _BUDGET_NS and rest_ns:
+            seconds = {"took_s": spent_ns / NS_PER_S, "rests_s": rest_ns / NS_PER_S}
+            _log.warning("job rests, its evaluation took long", job=backlog.span.job, **seconds)
+            backlog.job.rests_until_ns, backlog.due = now_ns + rest_ns, []
+
+    def _evaluate_one(self, store: Store, plan: tuple[_Backlog, Window, frozenset[str]]) -> tuple[Outcome, int]:
+        """Return what an evaluation gave, and the CPU time that it took beside the store's."""
         backlog, window, silent = plan
+        began_ns = thread_time_ns()
         who = (backlog.roster, silent, backlog.reports, self._topology)
         is_reported = window.end_ns <= backlog.job.reported_until_ns
-        return evaluate_window(
+        found = evaluate_window(
             store, backlog.span, window, backlog.job.followed, who, self._options.follow, is_reported=is_reported
         )
+        return found, thread_time_ns() - began_ns
 
     def _keep(self, kept: list[tuple[_Backlog, Window, Outcome]]) -> None:
         """Store the steps that were found, and go on from there."""
@@ -232,10 +296,13 @@ class AnalyzerService:
             backlog.job.followed = outcome.followed
             backlog.job.done_until_ns = window.end_ns
 
-    def _meet(self, span: JobSpan) -> _Job:
-        past = [known for known in list_incidents(self._control, job=span.job) if known.attempt == span.attempt]
-        reported_until_ns = max((known.updated_ns for known in past), default=0)
-        return _Job(Followed(), reported_until_ns, span.last_ns)
+    def _meet(self, key: _JobKey, span: JobSpan) -> _Job:
+        """Return what is known of a job, from its past incidents where it is new."""
+        if key not in self._jobs:
+            past = [known for known in list_incidents(self._control, job=span.job) if known.attempt == span.attempt]
+            reported_until_ns = max((known.updated_ns for known in past), default=0)
+            self._jobs[key] = _Job(Followed(), reported_until_ns, span.last_ns)
+        return self._jobs[key]
 
     def _close_ended(self, missing: list[_JobKey], lease: Lease, now_ns: int) -> None:
         for key in missing:
@@ -250,6 +317,19 @@ class AnalyzerService:
         save_incidents(self._control, incidents, lease)
         for incident in incidents:
             self._announce(incident)
+
+
+def choose_followed(hosts_of: Mapping[_JobKey, frozenset[str]]) -> list[_JobKey]:
+    """Return the jobs to follow, the first ones first: not those of which each host has had its fill.
+
+    A host that invents jobs has to name itself in them, and so holds back no job that runs elsewhere too.
+    """
+    followed, of_host = [], Counter[str]()
+    for key, hosts in hosts_of.items():
+        if not hosts or any(of_host[host] < _MOST_JOBS_OF_HOST for host in hosts):
+            followed.append(key)
+            of_host.update(hosts)
+    return followed
 
 
 def _adopt(incidents: list[Incident]) -> _Job:

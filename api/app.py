@@ -17,7 +17,7 @@ from api.dashboard import jobs as job_pages
 from api.dashboard import overview, settings, what_if
 from api.dashboard.pages import CachedFiles
 from api.idempotency import Idempotency
-from api.limits import BodyLimit, RateLimit
+from api.limits import BodyLimit, Buckets, RateLimit
 from api.metrics import SystemMetrics
 from api.middleware import Disconnects, SecurityHeaders
 from api.oidc import make_verifier
@@ -47,8 +47,9 @@ from api.views.checkpoints import open_folders
 from api.views.incidents import IncidentPages
 from api.views.matrix import MatrixCache
 from lockstep import __version__
-from lockstep.clock import Clock
+from lockstep.clock import NS_PER_S, Clock
 from lockstep.errors import LockstepError, StoreAway
+from lockstep.state.leases import check_held
 from lockstep.store.migrations import check_migrated
 
 # The stream comes before incidents: its path looks like one of theirs. Those come early: everybody asks for them.
@@ -124,6 +125,7 @@ def create_app(parts: Parts) -> FastAPI:
     parts = replace(parts, store=GuardedStore(parts.store))
     app.state.parts = parts
     app.state.token_cache = TokenCache(parts.control, parts.clock)
+    app.state.refused_logins = Buckets(per_s=1 / 60, burst_s=600)
     app.state.oidc = make_verifier(parts.settings.api, parts.clock)
     app.state.check_ready = remember_check(partial(_check_ready, parts), parts.clock)
     metrics = SystemMetrics(parts)
@@ -149,7 +151,6 @@ def create_app(parts: Parts) -> FastAPI:
 
 def _check_ready(parts: Parts) -> None:
     check_migrated(parts.store, parts.layout)
-    with parts.control.read():
-        pass
+    check_held(parts.control, parts.duties, int(parts.settings.lease_s * NS_PER_S), parts.clock.now_ns())
     if parts.gateway.trouble:
         raise StoreAway(parts.gateway.trouble)

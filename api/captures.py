@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from api.capture_check import check_apart
+from api.capture_check import check_capture
 from api.query import show_timestamp
 from lockstep.capture.exchange import load_capture
 from lockstep.capture.files import TABLE_FILES, Capture, read_capture, unpack
@@ -104,7 +104,7 @@ class CaptureFolder:
 
 def _read(upload: Path) -> Capture:
     """Return a capture from an archive whose tables fit into memory."""
-    check_apart(upload, MOST_BYTES)
+    check_capture(upload, MOST_BYTES)
     with tempfile.TemporaryDirectory(prefix="lockstep-import-") as folder:
         unpack(upload, Path(folder))
         size = sum(_size(Path(folder, name)) for name in TABLE_FILES if Path(folder, name).is_file())

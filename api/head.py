@@ -1,9 +1,10 @@
 """The services as the settings say: each of them for a process of its own, or all of them as one head node."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from time import monotonic
 
 from analyzer.pipeline import AnalyzerOptions, FollowOptions
 from analyzer.service import AnalyzerService, Announce, ServiceOptions
@@ -27,20 +28,27 @@ from lockstep.verdict import Incident
 from planner.assembly import make_planner
 from planner.paths.service import PathService
 
+_LEAVE_S = 3.0  # for work under way; whoever stops us kills us after 5
+
 
 @dataclass(frozen=True)
 class Duties:
     """What one process does under leases."""
 
     all: tuple[Duty, ...]
+    stops: tuple[Callable[[], None], ...] = ()  # tell works that take long to end early
 
     def start(self) -> None:
         for duty in self.all:
             duty.start()
 
     def close(self) -> None:
+        """Ask all of them to stop, then wait for all together."""
+        for stop in (*(duty.stop for duty in self.all), *self.stops):
+            stop()
+        until_s = monotonic() + _LEAVE_S
         for duty in self.all:
-            duty.close()
+            duty.close(max(until_s - monotonic(), 0.0))
 
     def wake(self, name: str) -> None:
         for duty in self.all:
@@ -64,9 +72,9 @@ def opened_head(
             "analyzer": analyzer.run_once,
             **_planner_works(settings, parts.store, parts.control, parts.topology),
         }
-        duties = Duties((*_duties(works, settings, parts.control, clock).all, *alerts.all))
+        duties = Duties((*_duties(works, settings, parts.control, clock).all, *alerts.all), (analyzer.stop,))
         parts.gateway.inserted = partial(duties.wake, "analyzer")
-        yield parts, duties
+        yield replace(parts, duties=tuple(duty.name for duty in duties.all)), duties
 
 
 @contextmanager
@@ -91,7 +99,7 @@ def opened_api(
         )
         alerts = make_alerts(parts)
         stack.callback(alerts.close)
-        yield parts, _duties({"alerts": alerts.run_once}, settings, control, clock)
+        yield replace(parts, duties=("alerts",)), _duties({"alerts": alerts.run_once}, settings, control, clock)
 
 
 @contextmanager
@@ -100,7 +108,7 @@ def opened_analyzer(settings: Settings, clock: Clock, announce: Announce) -> Ite
     make_state_dir(settings)
     with served_store(settings, clock) as store, open_control(settings.control_url) as control:
         service = make_analyzer(settings, store, control, topology_of(settings, control), announce)
-        yield _duties({"analyzer": service.run_once}, settings, control, clock)
+        yield replace(_duties({"analyzer": service.run_once}, settings, control, clock), stops=(service.stop,))
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from api.problems import problem
 from lockstep.errors import NotAllowed, SealBroken
 from lockstep.sealing import seal, unseal
 from lockstep.state.idempotency import Earlier, claim, drop, finish
+from lockstep.state.tokens import Token
 
 HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
@@ -59,13 +60,12 @@ class Idempotency:
             answer = problem(400, "bad-key", f"{HEADER} is 1 to 255 printable characters without spaces", request)
             await answer(scope, receive, send)
             return
-        body = await request.body()
-        act = await run_in_threadpool(_name_act, request, key, body)
-        again = _Again(body, receive)
-        if act is None:  # whoever it is gets the route's own refusal
-            await self._app(scope, again, send)
+        caller = await run_in_threadpool(_find_actor, request)
+        if caller is None:  # whoever it is gets the route's own refusal, and nobody reads their body before
+            await self._app(scope, receive, send)
             return
-        await self._once(act, request, again, send)
+        body = await request.body()
+        await self._once(_name_act(request, caller, key, body), request, _Again(body, receive), send)
 
     async def _once(self, act: _Act, request: Request, receive: Receive, send: Send) -> None:
         parts = parts_of(request)
@@ -138,14 +138,17 @@ def _key_of(scope: Scope) -> str | None:
     return Headers(scope=scope).get(HEADER)
 
 
-def _name_act(request: Request, key: str, body: bytes) -> _Act | None:
-    """Return under what the act is kept: a key counts for one caller. None where nobody knows who asks."""
+def _find_actor(request: Request) -> Token | None:
+    """Return who asks; None where nobody knows them, or they may only read and must not push out what others keep."""
     try:
         caller = find_caller(request)
     except NotAllowed:
         return None
-    if caller is None or not allows(caller.scope, "act"):  # who may only read must not push out what others keep
-        return None
+    return caller if caller is not None and allows(caller.scope, "act") else None
+
+
+def _name_act(request: Request, caller: Token, key: str, body: bytes) -> _Act:
+    """Return under what the act is kept: a key counts for one caller."""
     secret = request.headers.get("Authorization") or request.cookies[SESSION_COOKIE]
     asked = f"{request.method} {request.url.path}?{request.url.query}"
     return _Act(

@@ -1,5 +1,6 @@
 """How much one caller may ask, and how large a request may be: refused before anything is read or looked up."""
 
+import asyncio
 import hashlib
 import math
 from collections import OrderedDict
@@ -119,6 +120,9 @@ _FROM_PROBES = frozenset({"/healthz", "/readyz", "/version"})  # a probe that is
 _OPEN = (LOGIN, STATIC)
 _COUNT_THEMSELVES = ("/api/v1/ingest", "/api/v1/intake/")  # while they read, by the gateway's own setting
 _CAPTURES = "/api/v1/captures"
+_BODY_S = 20.0  # for a body that is small
+_LEAST_BYTES_PER_S = 16 << 10  # of a large one; a modem was as fast
+_MOST_LOGIN_BYTES = 16 << 10  # before anybody is known: a token, the longest of which is an issuer's
 _LET_IN = frozenset({304, 403})
 REFUSED_PER_S = 5.0  # tokens that are worth nothing, by address: nobody guesses 256 bits, but each try is a query
 _REFUSED_BURST_S = 20.0
@@ -177,14 +181,17 @@ class RateLimit:
 
 
 class BodyLimit:
-    """Middleware: 413 for a body that is too large, by what it says of itself or by what really comes."""
+    """Middleware: 413 for a body that is too large, by what it says or by what really comes; 408 for a slow one."""
 
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
         self._app, self._settings = app, settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"].startswith(_COUNT_THEMSELVES):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        if scope["path"].startswith(_COUNT_THEMSELVES):
+            await _Counted(self._app, None).run(scope, receive, send)
             return
         most = most_bytes(scope["path"], self._settings)
         length = Headers(scope=scope).get("Content-Length", "0")
@@ -195,16 +202,19 @@ class BodyLimit:
 
 
 class _Counted:
-    """One request whose body is counted as it comes."""
+    """One request whose body is counted as it comes, and has to come in time."""
 
-    def __init__(self, app: ASGIApp, most: int) -> None:
+    def __init__(self, app: ASGIApp, most: int | None) -> None:
         self._app, self._most, self._seen = app, most, 0
-        self._has_begun = False
+        self._begun_s = asyncio.get_running_loop().time()
+        self._is_reading = True  # the body has not come to its end
+        self._is_late = self._has_begun = False
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def counted() -> Message:
-            message = await receive()
+            message = await self._next(receive)
             self._seen += len(message.get("body", b""))
+            self._is_reading = self._is_reading and bool(message.get("more_body"))
             # The end of the connection is what every reader of a body knows how to take; the answer is ours anyway.
             return {"type": "http.disconnect"} if self._is_over else message
 
@@ -219,11 +229,23 @@ class _Counted:
             if not self._is_over or self._has_begun:
                 raise
         if self._is_over and not self._has_begun:
-            await _too_large(scope, self._most)(scope, receive, send)
+            refusal = _too_slow(scope) if self._is_late else _too_large(scope, self._most or 0)
+            await refusal(scope, receive, send)
+
+    async def _next(self, receive: Receive) -> Message:
+        """Return the next piece; a body that is slower than any line we know of is given up."""
+        if not self._is_reading:
+            return await receive()
+        until_s = self._begun_s + _BODY_S + self._seen / _LEAST_BYTES_PER_S
+        try:
+            return await asyncio.wait_for(receive(), until_s - asyncio.get_running_loop().time())
+        except TimeoutError:
+            self._is_late = True
+            return {"type": "http.disconnect"}
 
     @property
     def _is_over(self) -> bool:
-        return self._seen > self._most
+        return self._is_late or (self._most is not None and self._seen > self._most)
 
 
 def caller_of(scope: Scope, address: str) -> str:
@@ -236,9 +258,16 @@ def most_bytes(path: str, settings: Settings) -> int:
     """Return how large the body of a request may be."""
     if path == _CAPTURES:
         return settings.api.max_capture_mb << 20
-    return settings.api.max_body_kb << 10
+    return min(_MOST_LOGIN_BYTES if path == LOGIN else 1 << 62, settings.api.max_body_kb << 10)
 
 
 def _too_large(scope: Scope, most: int) -> ASGIApp:
     detail = f"a body here may have {most >> 10} KiB"
     return problem(413, "too-large", detail, Request(scope), {"Connection": "close"})
+
+
+def _too_slow(scope: Scope) -> ASGIApp:
+    detail = (
+        f"a body has to come within {_BODY_S:.0f} s, and {_LEAST_BYTES_PER_S >> 10} KiB in each second after that"
+    )
+    return problem(408, "too-slow", detail, Request(scope), {"Connection": "close"})

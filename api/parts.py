@@ -28,6 +28,7 @@ class Parts:
     gateway: Gateway
     clock: Clock
     topology: Topology | None = None
+    duties: tuple[str, ...] = ()  # that this process does whenever no other does them
     notice: str = field(default="")  # a sentence for the first page, such as that this is a demo
     delivered: DeliveryCounts = field(default_factory=DeliveryCounts)  # by the alerts of this process
 

@@ -1,16 +1,21 @@
 """A uvicorn server that starts on a socket we hold, says when it is up, and leaves in an order we choose."""
 
+import asyncio
+import os
 import resource
 import signal
 import socket
 import ssl
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
+from typing import Any
 
 import structlog
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.auth import is_loopback
 from api.parts import Parts
@@ -20,7 +25,57 @@ from lockstep.sections import ApiSettings, split_listen
 
 _log = structlog.get_logger("web")
 
+LEAVE_S = 5.0  # from the signal to the end, whatever is under way; systemd kills after 30
+
 Hook = Callable[[], None]
+
+
+_HEADERS_S = 10.0  # from the first byte, or the connection, to the end of a request's headers
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """A connection whose headers have a deadline, as one of so many at most that an address may have."""
+
+    def __init__(self, *args: Any, most: int | None, **options: Any) -> None:  # Any: what uvicorn hands over
+        super().__init__(*args, **options)
+        self._most = most
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the base class
+        super().connection_made(transport)
+        neighbours = (one.client for one in self.connections if isinstance(one, BoundedProtocol))
+        if (
+            self._most
+            and self.client
+            and self._most < sum(each[:1] == self.client[:1] for each in neighbours if each)
+        ):
+            transport.close()
+        self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._expect_headers()
+
+    def on_headers_complete(self) -> None:
+        self._cancel()
+        super().on_headers_complete()
+
+    def _expect_headers(self) -> None:
+        self._cancel()
+        self._deadline = self.loop.call_later(_HEADERS_S, self.transport.close)
+
+    def _cancel(self) -> None:
+        if self._deadline:
+            self._deadline.cancel()
+
+
+def _most_connections(parts: Parts | None) -> int | None:
+    """Return how many connections an address may have; None behind a proxy, which is one address for everybody."""
+    return None if parts is None or parts.settings.api.tls_in_front else parts.settings.api.max_connections
 
 
 class WebServer(uvicorn.Server):
@@ -32,7 +87,8 @@ class WebServer(uvicorn.Server):
             app,
             log_level="warning",
             lifespan="on",
-            timeout_graceful_shutdown=5,
+            timeout_graceful_shutdown=1,
+            http=partial(BoundedProtocol, most=_most_connections(parts)),  # type: ignore[arg-type]  # makes one
             # Else whoever is on this machine could say to be somebody else.
             proxy_headers=parts is not None and parts.settings.api.tls_in_front,
         )
@@ -62,12 +118,21 @@ class WebServer(uvicorn.Server):
             return
         self._leaving = threading.Thread(target=self._leave, name="leaving")
         self._leaving.start()
+        ending = threading.Timer(LEAVE_S, _end)
+        ending.daemon = True  # who is through before goes by itself
+        ending.start()
 
     def _leave(self) -> None:
         try:
             self._on_leaving()
         finally:
             self.should_exit = True
+
+
+def _end() -> None:
+    """End the process as it is: what was acknowledged is on disk, and the next start goes on from there."""
+    _log.warning("stopped in the midst of work, which goes on at the next start", after_s=LEAVE_S)
+    os._exit(0)
 
 
 def serve(

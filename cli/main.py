@@ -55,6 +55,7 @@ COMMANDS = (
     Command("nvrx", "cli.nvrx", "nvrx", "What NVIDIA's ft_launcher asks on a training host."),
     Command("store", "cli.store", "store", "The telemetry store."),
     Command("token", "cli.store:tokens", "store", "Tokens for collectors and readers."),
+    Command("audit", "cli.store:audit", "store", "The audit: who did what."),
     Command("bench", "cli.bench", "dev", "Measure the figures of one claim beside their references."),
     Command("screenshots", "cli.screenshots", "dev", "Take the README's pictures of a running demo."),
 )

@@ -52,6 +52,8 @@ def serve_planner(context: typer.Context) -> None:
 
 def _serve_duties(duties: Duties, listen: str, setting: str) -> None:
     def check_ready() -> None:
+        for duty in duties.all:
+            duty.check_held()
         if troubles := [duty.trouble for duty in duties.all if duty.trouble]:
             raise LockstepError("; ".join(troubles))
 

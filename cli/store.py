@@ -14,12 +14,14 @@ from lockstep.capture.files import read_capture
 from lockstep.clock import SystemClock, rfc3339
 from lockstep.config import make_state_dir
 from lockstep.state.database import open_control
+from lockstep.state.documents import verify_audit
 from lockstep.state.tokens import Scope, create_token, list_tokens, revoke_token
 from lockstep.store.maintenance import Inventory, apply_retention, backup, past_retention, restore, take_inventory
 from lockstep.store.migrations import check_migrated, migrate
 from lockstep.store.opening import layout_of, node_urls, opened_store
 
 app = typer.Typer(no_args_is_help=True, help="The telemetry store.")
+audit = typer.Typer(no_args_is_help=True, help="The audit: who did what.")
 tokens = typer.Typer(no_args_is_help=True, help="Tokens for collectors and readers.")
 
 
@@ -146,3 +148,16 @@ def revoke_command(
     with open_control(settings_of(context).control_url) as control:
         revoke_token(control, token_id, SystemClock().now_ns(), who=who_asks(), why=why)
     err.print(f"token {token_id} is revoked")
+
+
+@audit.callback()
+def name_audit() -> None:
+    """Keep `verify` a command of its own: alone it would be the whole."""
+
+
+@audit.command("verify")
+def verify_command(context: typer.Context) -> None:
+    """Say whether all lines of the audit are as they were written; 1 and the first that is not."""
+    with open_control(settings_of(context).control_url) as control:
+        lines, digest = verify_audit(control)
+    out.print(f"{lines:,} lines are as they were written; the newest digest is {digest or 'none'}")

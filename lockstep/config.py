@@ -103,7 +103,7 @@ def load_settings(environment: Mapping[str, str], file: Path | None = None) -> S
 def make_state_dir(settings: Settings) -> Path:
     """Make the directory for what this machine must keep, where it is not there yet."""
     try:
-        settings.state_dir.mkdir(parents=True, exist_ok=True)
+        settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise BadInput(
             f"cannot make the state directory {settings.state_dir} ({error.strerror}); set LOCKSTEP_STATE_DIR"

@@ -12,10 +12,17 @@ import io
 import pickle  # noqa: TID251  # here every class is refused
 import pickletools
 import re
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from lockstep.errors import BadInput
+from lockstep.read_apart import ReadLimits, check_apart, read_limited
+
+_CHILD_BYTES, _CHILD_CPU_S = 1 << 30, 5  # to begin with: Python alone takes 50 MiB and a tenth of a second
+_BYTES_PER_BYTE = 64  # an empty dictionary is one byte in a file; torch's `.metadata` takes 16
+_BYTES_PER_CPU_S = 2 << 20  # a seventh of what is read in a second
 
 MOST_BYTES = 256 << 20  # of one pickle: a DCP `.metadata` of 1,800 tensors on 1,000 ranks, 143 bytes a piece
 _MOST_VALUES_PER_BYTE = 4  # a byte brings one value, unless lists are named again and again inside of lists
@@ -82,13 +89,44 @@ class OpenBook(io.BytesIO):
 
 def load_plain(name: str, data: bytes) -> object:
     """Return what a pickle holds, or raise BadInput with one sentence about the file of this name."""
-    return read_guarded(name, data, _load_plain)
+    return load_plain_all({name: data})[name]
 
 
-def read_guarded(name: str, data: bytes, load: Callable[[bytes], object]) -> object:
-    """Return what `load` makes of the data; what is too long or breaks the unpickler is a BadInput."""
-    if len(data) > MOST_BYTES:
-        raise BadInput(f"{name}: is longer than {MOST_BYTES >> 20} MiB")
+def load_plain_all(files: Mapping[str, bytes]) -> dict[str, object]:
+    """Return what each of some pickles holds; one child tries all of them: a job leaves a thousand."""
+    if files:
+        _check_apart(files, "lockstep.plain_pickle")
+    return {name: _load_guarded(name, data, _load_plain) for name, data in files.items()}
+
+
+def read_guarded(name: str, data: bytes, load: Callable[[bytes], object], module: str, *arguments: str) -> object:
+    """Return what `load` makes of the data; what is too long or breaks the unpickler is a BadInput.
+
+    The module is one that does the same in a child, before it is done here.
+    """
+    _check_apart({name: data}, module, *arguments)
+    return _load_guarded(name, data, load)
+
+
+def _check_apart(files: Mapping[str, bytes], module: str, *arguments: str) -> None:
+    """Raise BadInput about the file that a child cannot read, or that is too long."""
+    for name, data in files.items():
+        if len(data) > MOST_BYTES:
+            raise BadInput(f"{name}: is longer than {MOST_BYTES >> 20} MiB")
+    lengths = [len(data) for data in files.values()]
+    most_bytes = _CHILD_BYTES + _BYTES_PER_BYTE * max(lengths)
+    limits = ReadLimits(most_bytes, _CHILD_CPU_S + sum(lengths) // _BYTES_PER_CPU_S)
+    sent = b"".join([" ".join(map(str, lengths)).encode() + b"\n", *files.values()])
+    try:
+        check_apart(next(iter(files)), module, arguments, limits, sent)
+    except BadInput:
+        if len(files) == 1:
+            raise
+        for name, data in files.items():
+            _check_apart({name: data}, module, *arguments)
+
+
+def _load_guarded(name: str, data: bytes, load: Callable[[bytes], object]) -> object:
     try:
         return load(data)
     except _BROKEN as error:
@@ -149,3 +187,20 @@ def _check_amount(value: object, most: int) -> None:
         if count > most:
             raise pickle.UnpicklingError(f"unfolds to more than {most} values")
         level = gc.get_referents(*containers)
+
+
+def load_in_child(load: Callable[[bytes], object]) -> None:
+    """In the child: load what comes on standard input; what is broken is told by whoever asked."""
+    source = sys.stdin.buffer
+    lengths = [int(length) for length in source.readline().split()]
+
+    def read() -> None:
+        for length in lengths:
+            with suppress(*(error for error in _BROKEN if error is not MemoryError)):
+                load(source.read(length))
+
+    read_limited(read, *sys.argv[-2:])
+
+
+if __name__ == "__main__":
+    load_in_child(_load_plain)

@@ -84,7 +84,12 @@ class ApiSettings(Section):
     store_reads: int = Field(
         24, ge=1, le=32, description="most requests that wait for the store at once; 40 threads serve everybody"
     )
-    max_listeners: int = Field(100, ge=1, description="most readers of the incident stream at once")
+    max_listeners: int = Field(
+        100, ge=1, description="most readers of the incident stream at once; one token may have a quarter of them"
+    )
+    max_connections: int = Field(
+        1024, ge=1, description="most connections of one address at once; without effect with tls_in_front"
+    )
     metrics_jobs: int = Field(100, ge=0, description="most jobs with gauges of their own in /metrics")
     oidc_issuer: str = Field("", description="URL of an OpenID Connect issuer whose tokens are taken; empty: none")
     oidc_audience: str = Field("", description="what the issuer calls Lockstep; required with an issuer")

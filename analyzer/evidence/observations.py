@@ -112,14 +112,14 @@ SPANS_SQL = (
 )
 
 
-def read_growth(rows: pa.Table, counter: int) -> Growth:
+def read_growth(rows: pa.Table, counter: int, least: float = _LEAST) -> Growth:
     """Return how a counter grew in each row, as `readings_sql` and `SPANS_SQL` asked for it; the first one is 0."""
     now, before = count_growth(rows, counter)
     now_ns, before_ns = numbers(rows, "now_ns"), numbers(rows, "before_ns")
     usual = np.divide(before * now_ns, before_ns, out=np.zeros(len(now)), where=before_ns > 0)
-    is_new = (numbers(rows, "readings_before") > 1) & (now > _TIMES_BEFORE * usual + _LEAST)
+    is_new = (numbers(rows, "readings_before") > 1) & (now > _TIMES_BEFORE * usual + least)
     peers = float(np.median(now)) if len(now) >= _FEWEST_PEERS else 0.0
-    stands_out = (now >= _LEAST) & (now > _TIMES_PEERS * peers)
+    stands_out = (now >= least) & (now > _TIMES_PEERS * peers)
     return Growth(now, np.where(stands_out, np.where(is_new, 1.0, 0.5), 0.0))
 
 

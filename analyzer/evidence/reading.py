@@ -95,6 +95,7 @@ class _Rule:
     part: str  # kind of the component it speaks of
     weight: float
     what: str
+    is_hard: bool = False  # one is enough
 
 
 _RULES = (
@@ -102,6 +103,8 @@ _RULES = (
     _Rule("pcie_replays", "pcie", 2.5, "had to repeat PCIe packets"),
     # Corrected in passing; many of them come before an uncorrected one, but they slow nothing.
     _Rule("ecc_sbe", "gpu", 0.5, "corrected memory errors"),
+    # The page is lost and whoever used it is ended: no healthy GPU has a single one.
+    _Rule("ecc_dbe", "gpu", 3.0, "uncorrected memory errors", is_hard=True),
 )
 # Reasons for a lowered clock as NVML names them. Heat and a power brake are faults of the GPU or of its surroundings;
 # a power cap is how a busy GPU runs, and idle ones are meant to be slow.
@@ -134,7 +137,7 @@ def judge_health(rows: pa.Table) -> Iterator[Observation]:
     """Yield what the rows say for or against GPUs and their connections."""
     names = list(zip(rows["host"].to_pylist(), rows["gpu"].to_pylist(), strict=True))
     for number, rule in enumerate(_RULES):
-        growth = read_growth(rows, number)
+        growth = read_growth(rows, number, least=0) if rule.is_hard else read_growth(rows, number)
         for row in np.flatnonzero(growth.strength).tolist():
             host, gpu = names[row]
             what = f"{gpu_name(host, gpu)} {rule.what} ({int(growth.now[row])})"

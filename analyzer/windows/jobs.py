@@ -187,14 +187,11 @@ class Roster:
         return self.comms[(keys >> _RANK_BITS).astype(np.int64)], (keys & _RANK_MASK).astype(np.int64)
 
     def members(self, comm: int) -> np.ndarray:
-        """Return the process numbers of a communicator by rank, NOBODY where a rank has not told of itself."""
+        """Return the process numbers of a communicator by rank, of those that told of themselves."""
         index = int(np.searchsorted(self.comms, np.uint64(comm)))
         bounds = np.array([index, index + 1], np.uint64) << _RANK_BITS
         low, high = np.searchsorted(self._keys, bounds)
-        ranks = (self._keys[low:high] & _RANK_MASK).astype(np.int64)
-        numbers = np.full(int(ranks.max(initial=-1)) + 1, NOBODY, np.int64)
-        numbers[ranks] = self._processes[low:high]
-        return numbers
+        return self._processes[low:high]
 
 
 def read_roster(store: Store, job: str, attempt: int) -> Roster:

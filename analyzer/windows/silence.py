@@ -10,6 +10,7 @@ from lockstep.store.together import OF_HOSTS
 
 _INTERVAL_NS = 5 * NS_PER_S // 2  # a collector sends a batch at least this often; for hosts of which one is known
 _MISSED_REPORTS = 3  # in a row: one is late on a busy host, two where its gateway repeats a batch
+_MOST_LAG = 2  # in times of silence; a source that gives no readings for ten seconds is told as stalled long before
 _OF_RANKS = ("nccl_rings", "simulated")  # sources that tell of ranks; of a job without them nothing is known
 # Whose readings each table holds; where one is missing, the host is silent for that table.
 _FILLED_BY = {
@@ -44,6 +45,7 @@ class HostReport:
     has_ended: bool = False  # its agent stopped in order: it is absent by its own word
     gateway: str | None = None  # that it sends to
     stalled: Mapping[str, int] = field(default_factory=dict)  # sources without readings; up to when each told all
+    lag_ns: int = 0  # what its newest report leaves untold
 
     @property
     def told_ns(self) -> int:
@@ -85,6 +87,7 @@ def find_reports(store: Store, hosts: Iterable[str], since_ns: int) -> dict[str,
             has_ended=bool(row["has_ended"]),
             gateway=row["last_gateway"],
             stalled=dict(row["stalled_now"]),
+            lag_ns=row["last_seen_ns"] - row["watermark_ns"],
         )
         for row in store.query(_REPORTS, asked).to_pylist()
     }
@@ -126,7 +129,8 @@ def judge_window(
 
     A host that was not seen for `silence_ns`, and for several of its reports, is silent: its rows are missing, not
     healthy, and nobody waits for it; nor for all of them, once any has reported. So is one at once whose agent said
-    that it ends, or that what tells of ranks has stalled. One that speaks but lags holds the window open.
+    that it ends, or that what tells of ranks has stalled. One that speaks but lags holds the window open, up to twice
+    that long: a watermark that stands must not hold a job for ever.
 
     >>> reports = {"h0": HostReport(20, last_seen_ns=100), "h1": HostReport(5, last_seen_ns=30, interval_ns=1)}
     >>> judge_window(10, frozenset({"h0", "h1"}), reports, now_ns=100, silence_ns=50)
@@ -139,7 +143,7 @@ def judge_window(
 
 
 def _is_unseen(report: HostReport, now_ns: int, silence_ns: int) -> bool:
-    if report.has_ended or report.missing_source:
+    if report.has_ended or report.missing_source or report.lag_ns > _MOST_LAG * silence_ns:
         return True
     unseen_ns = now_ns - report.last_seen_ns - report.error_ns
     return unseen_ns > max(silence_ns, _MISSED_REPORTS * report.interval_ns)

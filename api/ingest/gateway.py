@@ -8,7 +8,7 @@ keeps it once. Nothing depends on how long an outage lasts.
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
@@ -66,6 +66,7 @@ _GROUP = 256  # batches that share one sync at most
 _AHEAD = 4  # bundles whose rows may wait for a slow disk; those of later ones are read again
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 _IDLE_S = 0.2
+_ROUND = 16  # segments that are let go of together, so many may be repeated after a crash
 _RESCAN_S = 5.0  # for segments of which nobody told
 
 
@@ -76,6 +77,7 @@ class GatewayOptions:
     segment_s: float = 1.0
     max_segment_bytes: int = 64 << 20
     max_backlog_bytes: int = 4 << 30
+    leave_s: float = 2.0  # for what waits when we are stopped; a backlog of hours waits for the next start
     max_kept_bytes: int = 256 << 20  # of rows in memory that wait for the store; a host sends 100 KB a second
 
 
@@ -102,6 +104,7 @@ class Gateway:
         self._checker = BatchChecker(self._enqueue)
         self._claims = Claims(store)
         self._stop = threading.Event()
+        self._leaves_ns = 1 << 63  # on the monotonic clock; no segment is begun after this
         self._has_cut = threading.Event()  # a segment waits to be inserted
         self._trouble: str | None = None
         self.inserted: Callable[[], object] = lambda: None  # called when the store has more
@@ -145,11 +148,12 @@ class Gateway:
         return future
 
     def close(self) -> None:
-        """Finish what was acknowledged as far as the store takes it, cut the log, and end the threads."""
+        """Insert what was acknowledged as far as time and the store allow, cut the log, and end the threads."""
         self._checker.close()
         with self._queue_lock:
             self._stop.set()
             self._queue.put(None)
+        self._leaves_ns = self._clock.monotonic_ns() + round(self._options.leave_s * NS_PER_S)
         self._has_cut.set()  # after the stop: who waits for a segment sees that it is over
         for thread in self._threads:
             if thread.is_alive():
@@ -269,8 +273,10 @@ class Gateway:
         while not self._stop.is_set() or self._threads[0].is_alive() or list_segments(self._directory):
             try:
                 self._has_cut.clear()  # before looking: what is cut from now on is not seen yet
-                for path in list_segments(self._directory):
-                    self._insert_or_set_aside(path)
+                while self._insert_waiting():
+                    pass
+                if self._clock.monotonic_ns() > self._leaves_ns:
+                    return  # what is left waits on disk for the next start
                 self._report(None)
                 pause_s = _FIRST_PAUSE_S
                 if not self._stop.is_set():
@@ -282,9 +288,32 @@ class Gateway:
                 self._clock.wait(self._stop, pause_s)
                 pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
-    def _insert_or_set_aside(self, path: Path) -> None:
-        """Insert a segment; one that cannot be read is kept for a person to look at and does not block the rest."""
-        size = path.stat().st_size
+    def _insert_waiting(self) -> bool:
+        """Insert what waits, and let go of it together, marks being written down once; return whether any waited."""
+        done: dict[Path, Callable[[], object]] = {}
+        try:
+            for path in list_segments(self._directory)[:_ROUND]:
+                if self._clock.monotonic_ns() <= self._leaves_ns:
+                    done[path] = self._insert_or_set_aside(path)
+        finally:
+            if done:
+                self.inserted()
+                self._let_go(done)
+        return bool(done)
+
+    def _let_go(self, done: Mapping[Path, Callable[[], object]]) -> None:
+        sizes = {path: path.stat().st_size for path in done}
+        with self._guard:
+            changes = self._watermarks.take_changes(self._clock.now_ns())
+        self._watermarks.write(changes)  # nobody who waits for a receipt waits for this
+        for path, finish in done.items():
+            finish()
+            with self._guard:
+                self._waiting -= sizes[path]
+                self._kept.forget(segment_number(path))
+
+    def _insert_or_set_aside(self, path: Path) -> Callable[[], object]:
+        """Insert a segment, and return what is left to do; one that cannot be read is kept for a person to see."""
         try:
             self.metrics.rows.inc(self._insert_segment(path))
             finished: Callable[[], object] = path.unlink
@@ -292,12 +321,7 @@ class Gateway:
             _log.error("segment cannot be read and is set aside", segment=path.name, reason=str(error))
             self.metrics.batches.labels("set_aside").inc()
             finished = partial(path.rename, path.with_suffix(".bad"))
-        with self._guard:
-            self._watermarks.save(self._clock.now_ns())
-            finished()
-            self._waiting -= size
-            self._kept.forget(segment_number(path))
-        self.inserted()
+        return finished
 
     def _insert_segment(self, path: Path) -> int:
         kept = self._kept.get(segment_number(path))

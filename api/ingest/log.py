@@ -6,19 +6,22 @@ lengths and a checksum; what a crash left torn at the end was never acknowledged
 
 import json
 import os
+import re
 import struct
 import uuid
 import zlib
-from collections import Counter
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.bounds import BOUNDS
 from lockstep.directories import sync_directory
+from lockstep.errors import LockstepError
 
 _FRAME = struct.Struct("<4sIII")  # magic, header bytes, body bytes, checksum of both
 _MAGIC = b"LKS1"
+_IDENTITY = re.compile(rb"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,10 @@ def identify(directory: Path) -> str:
     path = directory / "identity"
     if not path.exists():
         write_atomically(path, uuid.uuid4().hex.encode())
-    return path.read_text(encoding="ascii")
+    identity = path.read_bytes()
+    if not _IDENTITY.fullmatch(identity):
+        raise _damaged(path, "it holds no name" if identity else "it is empty")
+    return identity.decode()
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -157,52 +163,114 @@ def _decode_all(data: bytes) -> Iterator[tuple[Entry, int]]:
 
 
 _KEEP_NS = 30 * 86_400_000_000_000  # a boot that was silent for a month will not come back with old batches
+_MOST_APPENDED = 4_096  # marks, at least, before the file is written anew
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """What is to be written down: all marks, or those that changed."""
+
+    last_segment: int
+    marks: list[tuple[str, str, int, int]]  # agent, boot, number, when it came
+    is_whole: bool
+
+    def encode(self) -> bytes:
+        return json.dumps({"last_segment": self.last_segment, "marks": self.marks}).encode()
 
 
 class Watermarks:
     """The highest number acknowledged per agent and boot; agents send in order, one batch at a time.
 
     `last_segment` is the highest number that a segment ever had. It outlives the segments, because a number used
-    twice would make the store take new rows for old ones.
+    twice would make the store take new rows for old ones. The file is a line with all marks, and one with what
+    changed for each time they were saved since.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._marks: dict[tuple[str, str], tuple[int, int]] = {}  # number, when it came
+        self._marks: dict[str, OrderedDict[str, tuple[int, int]]] = {}  # by agent and boot, the newest last
+        self._changed: dict[tuple[str, str], tuple[int, int]] = {}
+        self._appended = 0  # marks in the file behind its first line
+        self._must_rewrite = not path.exists()
         self.last_segment = 0
         if path.exists():
-            saved = json.loads(path.read_text(encoding="utf-8"))
-            self.last_segment = saved["last_segment"]
-            self._marks = {(agent, boot): (number, seen_ns) for agent, boot, number, seen_ns in saved["marks"]}
+            self._read(path.read_bytes().split(b"\n"))
+            self._changed = {}
 
     def get(self, agent: str, boot: str) -> int:
         """Return the highest number acknowledged, 0 when there is none."""
-        return self._marks.get((agent, boot), (0, 0))[0]
+        boots = self._marks.get(agent)
+        return boots.get(boot, (0, 0))[0] if boots else 0
 
     def is_new(self, entry: Entry) -> bool:
         return entry.number > self.get(entry.agent, entry.boot)
 
     def advance(self, entry: Entry) -> None:
         if self.is_new(entry):
-            self._marks[entry.agent, entry.boot] = (entry.number, entry.received_ns)
+            self._note(entry.agent, entry.boot, entry.number, entry.received_ns)
 
-    def save(self, now_ns: int) -> None:
-        """Write them down; called before the log that they came from is deleted."""
-        self._marks = {key: mark for key, mark in self._marks.items() if now_ns - mark[1] < _KEEP_NS}
-        self._forget_boots()
-        marks = [[agent, boot, number, seen] for (agent, boot), (number, seen) in sorted(self._marks.items())]
-        document = {"last_segment": self.last_segment, "marks": marks}
-        write_atomically(self._path, json.dumps(document).encode())
+    def take_changes(self, now_ns: int) -> _Changes:
+        """Return what `write` has to write down, and forget who was silent for long."""
+        is_whole = self._forget(now_ns) or self._must_rewrite
+        is_whole |= self._appended > max(_MOST_APPENDED, 2 * sum(map(len, self._marks.values())))
+        if is_whole:
+            marks = [(agent, boot, *mark) for agent, boots in self._marks.items() for boot, mark in boots.items()]
+        else:
+            marks = [(*key, *mark) for key, mark in self._changed.items()]
+        self._changed = {}
+        return _Changes(self.last_segment, marks, is_whole)
 
-    def _forget_boots(self) -> None:
-        """Keep the newest of each agent: it sends what an earlier run left over before anything of its own."""
-        for agent, count in Counter(agent for agent, _ in self._marks).items():
-            # Of intake a subject stands for the boot.
-            most = BOUNDS.notices if agent.startswith("intake:") else BOUNDS.boots
-            if count > most:
-                mine = sorted((mark[1], key) for key, mark in self._marks.items() if key[0] == agent)
-                for _, key in mine[: count - most]:
-                    del self._marks[key]
+    def write(self, changes: _Changes) -> None:
+        """Write changes down; done before the log that they came from is deleted."""
+        self._must_rewrite = True  # unless it works: half a line may be left behind
+        if changes.is_whole:
+            write_atomically(self._path, changes.encode())
+        else:
+            with open(self._path, "ab") as file:
+                file.write(b"\n" + changes.encode())
+                file.flush()
+                os.fsync(file.fileno())
+        self._must_rewrite = False
+        self._appended = 0 if changes.is_whole else self._appended + len(changes.marks) + 1
+
+    def _note(self, agent: str, boot: str, number: int, seen_ns: int) -> None:
+        boots = self._marks.setdefault(agent, OrderedDict())
+        boots[boot] = self._changed[agent, boot] = (number, seen_ns)
+        boots.move_to_end(boot)
+        # To the intake each subject is a boot.
+        if len(boots) > (BOUNDS.notices if agent.startswith("intake:") else BOUNDS.boots):
+            boots.popitem(last=False)
+
+    def _forget(self, now_ns: int) -> bool:
+        """Forget boots that were silent for long; return whether there was one."""
+        is_any = False
+        for agent, boots in list(self._marks.items()):
+            while boots and now_ns - next(iter(boots.values()))[1] >= _KEEP_NS:
+                boots.popitem(last=False)
+                is_any = True
+            if not boots:
+                del self._marks[agent]
+        return is_any
+
+    def _read(self, lines: list[bytes]) -> None:
+        for index, line in enumerate(lines):
+            try:
+                saved = json.loads(line)
+                self.last_segment = max(self.last_segment, int(saved["last_segment"]))
+                for agent, boot, number, seen_ns in saved["marks"]:
+                    self._note(agent, boot, number, seen_ns)
+            except (ValueError, TypeError, LookupError) as error:
+                if index and index == len(lines) - 1:
+                    self._must_rewrite = True  # a crash cut it off; its segments are still there
+                    return
+                raise _damaged(self._path, f"line {index + 1} cannot be read") from error
+
+
+def _damaged(path: Path, why: str) -> LockstepError:
+    return LockstepError(
+        f"{path} is damaged, {why}: restore it from a backup, or move all of {path.parent} away; what waits there is "
+        "then not stored, and what agents repeat may be stored twice"
+    )
 
 
 def read_backlog(directory: Path, watermarks: Watermarks) -> int:

@@ -3,6 +3,7 @@
 from typing import Annotated
 from urllib.parse import parse_qs
 
+import structlog
 from fastapi import APIRouter, Depends, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
@@ -14,7 +15,10 @@ from api.parts import parts_of
 from lockstep.clock import NS_PER_S
 from lockstep.errors import BadInput, NotAllowed
 from lockstep.sections import ApiSettings
+from lockstep.state.documents import record
 from lockstep.state.sessions import begin_session, end_session
+
+_log = structlog.get_logger("login")
 
 router = APIRouter(include_in_schema=False)
 
@@ -51,6 +55,7 @@ async def log_in(request: Request, form: Form) -> Response:
         await _check_known(request, token)
         secret, life_s = await run_in_threadpool(_begin, request, token)
     except NotAllowed as refusal:
+        await run_in_threadpool(_note_refused, request, refusal)
         return _page(request, target, str(refusal), refusal.status)
     answer = RedirectResponse(target, status_code=303)
     settings = parts_of(request).settings.api
@@ -81,6 +86,17 @@ async def _check_known(request: Request, token: str) -> None:
     """Refuse a token that is not known, where its address has sent too many of those to ask the database again."""
     if ONLY_KNOWN in request.scope and not await is_known_token(request, token):
         raise NotAllowed("too many requests: try again in a second", slug="too-many-requests", status=429)
+
+
+def _note_refused(request: Request, refusal: NotAllowed) -> None:
+    """Log and audit a login that was refused, of an address ten at once and then one a minute: somebody may guess."""
+    parts, address = parts_of(request), request.client.host if request.client else "unknown"
+    if request.app.state.refused_logins.take(address, parts.clock.monotonic_ns()):
+        return
+    _log.warning("login refused", address=address, reason=refusal.slug)
+    record(
+        parts.control, who=address, what="log_in_refused", subject="", why=refusal.slug, now_ns=parts.clock.now_ns()
+    )
 
 
 def _begin(request: Request, token: str) -> tuple[str, int]:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Annotated
@@ -15,6 +15,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from api.auth import Reader, require_reader
+from api.limits import caller_of
 from lockstep.errors import BadInput, LockstepError, NotAllowed
 from lockstep.state.database import ControlDatabase
 from lockstep.state.incidents import Change, changes_since, newest_change
@@ -47,7 +48,7 @@ class ChangeFeed:
         self._changed = asyncio.Event()
         self._closing = asyncio.Event()
         self._trouble: str | None = None
-        self.listeners = 0
+        self._seats: Counter[str] = Counter()  # by caller
 
     @property
     def is_closed(self) -> bool:
@@ -76,16 +77,25 @@ class ChangeFeed:
             await _comes(self._closing, self._period_s)
 
     @contextmanager
-    def seat(self) -> Iterator[None]:
-        """Hold a place among the listeners, or raise NotAllowed where all are taken."""
+    def seat(self, caller: str = "") -> Iterator[None]:
+        """Hold a place among the listeners, or raise NotAllowed where all are taken, or this caller has a quarter."""
+        most_each = max(self._most // 4, 1)
         if self.listeners >= self._most:
             problem = f"{self._most} listen already, which is as many as api.max_listeners allows"
             raise NotAllowed(problem, slug="too-many-listeners", status=503)
-        self.listeners += 1
+        if self._seats[caller] >= most_each:
+            problem = f"this token listens {most_each} times already, a quarter of what api.max_listeners allows"
+            raise NotAllowed(problem, slug="too-many-listeners", status=429)
+        self._seats[caller] += 1
         try:
             yield
         finally:
-            self.listeners -= 1
+            self._seats[caller] -= 1
+            self._seats += Counter()  # forgets who has none
+
+    @property
+    def listeners(self) -> int:
+        return self._seats.total()
 
     async def begin(self, after: int | None) -> int:
         """Return the number to follow from: the one given, or now, also where it is of a database since restored."""
@@ -186,7 +196,7 @@ async def stream(
         raise BadInput(f"Last-Event-ID is {last_event_id[:40]!r}, and this server's are numbers")
     known = await feed.begin(int(last_event_id) if last_event_id else None)
     seat = ExitStack()
-    seat.enter_context(feed.seat())
+    seat.enter_context(feed.seat(caller_of(request.scope, request.client.host if request.client else "")))
     return _Stream(_events(request, feed, known, job), seat)
 
 

@@ -149,7 +149,6 @@ def _narrow(pairs: Pairs, seats: list[Seat], roster: Roster, comm: int) -> tuple
     if np.uint64(comm) not in roster.comms:
         raise NotPresent(f"the job has no communicator {comm}")
     members = roster.members(comm)
-    members = members[members >= 0]
     index = np.full(len(roster), -1, np.int64)
     index[members] = np.arange(len(members))
     return Pairs(index[pairs.src], index[pairs.dst], pairs.ms), [seats[number] for number in members.tolist()]

@@ -27,7 +27,7 @@ from pydantic_core import from_json
 
 from importers.traces.readings import Loose, Reading, Row, Text, parse_json, refuse_twice, validated
 from lockstep.errors import BadInput
-from lockstep.plain_pickle import load_plain
+from lockstep.plain_pickle import load_plain_all
 
 FUNCS = {
     "all_reduce": "AllReduce",
@@ -228,7 +228,11 @@ class RankDump:
 def parse_flight_recorder(files: Mapping[str, bytes], job: str) -> Reading:
     """Return communicators, finished operations and progress of the ranks whose dumps these files are."""
     known: _Known = {}
-    dumps = [_parse(name, data, known) for name, data in files.items()]
+    ranks = {name: _find_rank(name) for name in files}
+    is_json = {name: data.lstrip()[:1] == b"{" for name, data in files.items()}
+    held = load_plain_all({name: data for name, data in files.items() if not is_json[name]})
+    held |= {name: parse_json(name, data) for name, data in files.items() if is_json[name]}
+    dumps = [_parse(name, rank, held[name], known) for name, rank in ranks.items()]
     refuse_twice(((dump.rank, dump.file) for dump in dumps), "rank")
     timestamps = [entry.time_created_ns for dump in dumps for entry in dump.dump.entries]
     if not timestamps:
@@ -242,12 +246,15 @@ def parse_flight_recorder(files: Mapping[str, bytes], job: str) -> Reading:
     return reading
 
 
-def _parse(name: str, data: bytes, known: _Known) -> RankDump:
+def _find_rank(name: str) -> int:
     number = re.search(r"(\d{1,9})(?:\.[A-Za-z]+)?$", name)
     if not number:
         raise BadInput(f"{name}: the name does not end in the number of a rank, as in nccl_trace_rank_3")
-    held = parse_json(name, data) if data.lstrip()[:1] == b"{" else load_plain(name, data)
-    dump = RankDump(name, int(number[1]), validated(Dump, held, name, context=known))
+    return int(number[1])
+
+
+def _parse(name: str, rank: int, held: object, known: _Known) -> RankDump:
+    dump = RankDump(name, rank, validated(Dump, held, name, context=known))
     if not dump.groups:
         raise BadInput(f"{name}: pg_config: no process group has rank {dump.rank}, which the file's name tells")
     for index, group in enumerate(entry.process_group[0] for entry in dump.dump.entries):

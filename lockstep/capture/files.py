@@ -88,6 +88,7 @@ def dump_info(info: CaptureInfo) -> str:
 
 
 MAX_UNPACKED_BYTES = 32 << 30  # a day of 4,096 ranks; more than that is a mistake or an attack
+_SMALL_BYTES, _MOST_RATIO = 64 << 20, 50  # Parquet is packed already: our own archives unpack to less than thrice
 MAX_MEMBERS = 1_000  # a capture has two dozen files; tarfile remembers each member it has met
 _MAX_EXTENSION_BYTES = 64 << 10  # of a header that goes on in a block of its own, which is read in one piece
 _EXTENSIONS = frozenset(
@@ -107,7 +108,7 @@ def pack(directory: Path, archive: Path) -> None:
             pa.output_stream(str(partial), compression="zstd") as sink,
             tarfile.open(fileobj=sink, mode="w|", format=tarfile.PAX_FORMAT) as tar,
         ):
-            for file in sorted(directory.iterdir()):
+            for file in sorted(directory.iterdir(), key=lambda file: (file.name != INFO_FILE, file.name)):
                 tar.add(file, arcname=file.name, filter=_anonymous)
         _sync(partial)
         partial.replace(archive)
@@ -118,16 +119,18 @@ def pack(directory: Path, archive: Path) -> None:
 def unpack(archive: Path, directory: Path) -> None:
     """Write the known files of an archive into a directory; anything odd in it raises BadCapture.
 
-    Names come from a list of ours, so no name in the archive is ever used as a path.
+    Names come from a list of ours, so no name in the archive is ever used as a path. What says whose telemetry it is
+    stands first in archives of ours, and is checked before anything behind it is unpacked.
     """
+    most = find_room(archive.stat().st_size, shutil.disk_usage(directory).free)
     with _reading(archive) as tar:
         seen: set[str] = set()
-        room = MAX_UNPACKED_BYTES
+        room = most
         for number, member in enumerate(tar):
             name = _checked_name(member, archive)
             room -= member.size  # also of what we skip: skipping reads it
             if room < 0:
-                raise BadCapture(f"unpacks to more than {MAX_UNPACKED_BYTES >> 30} GiB", file=archive.name)
+                raise BadCapture(f"unpacks to more than {most >> 20} MiB", file=archive.name)
             if number >= MAX_MEMBERS:
                 raise BadCapture(f"holds more than {MAX_MEMBERS} files", file=archive.name)
             if name in seen:
@@ -135,6 +138,17 @@ def unpack(archive: Path, directory: Path) -> None:
             if name is not None:
                 seen.add(name)
                 _copy(tar, member, directory / name)
+            if name == INFO_FILE:
+                parse_info(_text(directory / name))
+
+
+def find_room(archive_bytes: int, free_bytes: int) -> int:
+    """Return to how many bytes an archive may unpack, by its own size and by half of what the disk has free.
+
+    >>> find_room(1_000, 1 << 40) >> 20, find_room(1 << 30, 1 << 40) >> 30, find_room(1 << 30, 1 << 30) >> 20
+    (64, 32, 512)
+    """
+    return min(MAX_UNPACKED_BYTES, _SMALL_BYTES + _MOST_RATIO * archive_bytes, free_bytes // 2)
 
 
 class _Member(tarfile.TarInfo):

@@ -200,7 +200,11 @@ def _sqlite_engine(url: URL, lock_wait_ms: int) -> Engine:
 
 def _make_sqlite_file(db: ControlDatabase, path: Path) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not path.exists():
+            path.touch(mode=0o600)  # SQLite gives its other files the same mode
+        elif (seen := path.stat()).st_uid == os.geteuid() and seen.st_mode & 0o077:
+            path.chmod(0o600)  # made by an earlier release
         with _directory_lock(path.parent), db.read():
             pass  # the first connection makes the file and turns its write-ahead log on
     except OSError as error:

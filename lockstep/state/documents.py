@@ -1,15 +1,17 @@
 """Whole values as JSON beside the columns that queries need: written over, read back, paged through."""
 
-from collections.abc import Iterable
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
-from sqlalchemy import Column, Connection, Select, Table, insert, select, tuple_
+from sqlalchemy import Column, Connection, Select, Table, func, insert, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 
-from lockstep.errors import BadInput, NotPresent, StoreVersionMismatch
+from lockstep.errors import BadInput, LockstepError, NotPresent, StoreVersionMismatch
 from lockstep.state.database import ControlDatabase
-from lockstep.state.tables import AUDIT
+from lockstep.state.tables import AUDIT, AUDIT_CHAIN, AUDIT_LOCK
 from lockstep.verdict import Frozen
 
 Document = TypeVar("Document", bound=BaseModel)
@@ -117,9 +119,48 @@ def record(db: ControlDatabase, *, who: str, what: str, subject: str, why: str, 
 
 
 def record_within(connection: Connection, *, who: str, what: str, subject: str, why: str, now_ns: int) -> None:
-    """Write one line in the transaction of the act itself: both happen or neither."""
+    """Write one line in the transaction of the act itself: both happen or neither.
+
+    With it goes a digest of the line and of the digest before: whoever changes or removes a line breaks the chain.
+    """
     line = {"ts_ns": now_ns, "who": who, "what": what, "subject": subject, "why": why}
-    connection.execute(insert(AUDIT).values(line))
+    if connection.dialect.name == "postgresql":  # SQLite has one writer at a time
+        connection.execute(select(func.pg_advisory_xact_lock(AUDIT_LOCK)))
+    number = connection.execute(insert(AUDIT).values(line).returning(AUDIT.c.id)).scalar_one()
+    before = connection.scalar(select(AUDIT_CHAIN.c.digest).order_by(AUDIT_CHAIN.c.id.desc()).limit(1)) or ""
+    connection.execute(insert(AUDIT_CHAIN).values(id=number, digest=_chain(before, {"id": number, **line})))
+
+
+def verify_audit(db: ControlDatabase) -> tuple[int, str]:
+    """Return how many lines are as they were written and the newest digest; LockstepError with the first that is not.
+
+    Lines from before there was a chain do not count. That the newest were removed together with their digests shows
+    only to who has noted a later digest.
+    """
+    lines = select(AUDIT, AUDIT_CHAIN.c.digest).outerjoin(AUDIT_CHAIN, AUDIT.c.id == AUDIT_CHAIN.c.id)
+    removed = select(func.min(AUDIT_CHAIN.c.id)).where(AUDIT_CHAIN.c.id.not_in(select(AUDIT.c.id)))
+    count, digest = 0, ""
+    with db.read() as connection:
+        first_removed = connection.scalar(removed)
+        with connection.execution_options(yield_per=1_000).execute(lines.order_by(AUDIT.c.id)) as rows:
+            for row in rows:
+                line = dict(row._mapping)
+                kept, number = line.pop("digest"), line["id"]
+                if first_removed is not None and number > first_removed:
+                    break
+                if kept is None and count:
+                    raise LockstepError(f"line {number} of the audit was written past the chain")
+                if kept is not None and kept != _chain(digest, line):
+                    raise LockstepError(f"line {number} of the audit, or one before it, is not as it was written")
+                count, digest = (count + 1, kept) if kept is not None else (count, digest)
+    if first_removed is not None:
+        raise LockstepError(f"line {first_removed} of the audit was removed")
+    return count, digest
+
+
+def _chain(before: str, line: Mapping[str, Any]) -> str:  # Any: a row
+    names = ("id", "ts_ns", "who", "what", "subject", "why")
+    return hashlib.sha256(json.dumps([before, *(line[name] for name in names)]).encode()).hexdigest()
 
 
 def list_audit(

@@ -3,7 +3,7 @@
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +13,11 @@ from sqlalchemy import Connection, Row, Select, case, or_, select, update
 
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.errors import LeaseLost, LockstepError
-from lockstep.state.database import ControlDatabase
+from lockstep.state.database import ControlDatabase, lease_ends
 from lockstep.state.documents import insert_into
 from lockstep.state.tables import LEASES
+
+_MOST_AHEAD = 2  # lease times; clocks of two head nodes differ by far less
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +33,12 @@ class Lease:
 def take_lease(db: ControlDatabase, name: str, holder: str, ttl_ns: int, now_ns: int) -> Lease | None:
     """Return the lease if it was free, expired or already ours; None while somebody else holds it.
 
-    Taking what is already ours renews it under the same generation.
+    Taking what is already ours renews it under the same generation. An end beyond two lease times was written by a
+    clock that ran ahead: whoever waited for it would do so for hours.
     """
     expires_ns = now_ns + ttl_ns
-    free = or_(LEASES.c.holder.is_(None), LEASES.c.holder == holder, LEASES.c.expires_ns <= now_ns)
+    is_over = or_(LEASES.c.expires_ns <= now_ns, LEASES.c.expires_ns > now_ns + _MOST_AHEAD * ttl_ns)
+    free = or_(LEASES.c.holder.is_(None), LEASES.c.holder == holder, is_over)
     risen = LEASES.c.generation + case((LEASES.c.holder == holder, 0), else_=1)
     with db.begin() as connection:
         # One statement reads, decides and writes, so that of many takers the database picks exactly one.
@@ -43,6 +47,14 @@ def take_lease(db: ControlDatabase, name: str, holder: str, ttl_ns: int, now_ns:
         take = take.on_conflict_do_update(index_elements=["name"], set_=change, where=free)
         generation = connection.execute(take.returning(LEASES.c.generation)).scalar_one_or_none()
     return None if generation is None else Lease(name, holder, generation, expires_ns)
+
+
+def check_held(db: ControlDatabase, names: Iterable[str], ttl_ns: int, now_ns: int) -> None:
+    """Raise LockstepError where one of these leases has no live holder, whoever it may be."""
+    ends = lease_ends(db)
+    idle = [name for name in names if not 0 < ends.get(name, 0) - now_ns <= _MOST_AHEAD * ttl_ns]
+    if idle:
+        raise LockstepError(f"nobody holds the lease of: {', '.join(idle)}")
 
 
 def release_lease(db: ControlDatabase, lease: Lease) -> None:
@@ -120,23 +132,39 @@ class Duty:
         self._work = work
         self._options = options
         self._lease: Lease | None = None
+        self._noted = ""  # who holds the lease, as it was logged last
         self._stop, self._woken = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"duty-{name}")
+        # A daemon: who is asked to leave in the midst of its work is not waited for.
+        self._thread = threading.Thread(target=self._run, name=f"duty-{name}", daemon=True)
 
     @property
     def is_held(self) -> bool:
         return self._lease is not None
 
+    def check_held(self) -> None:
+        """Raise LockstepError where neither this process nor another holds the lease."""
+        ttl_ns = int(self._options.lease_s * NS_PER_S)
+        check_held(self._control, [self.name], ttl_ns, self._clock.now_ns())
+
     def start(self) -> None:
         self._thread.start()
 
-    def close(self) -> None:
-        """End the thread and let go of the lease, so that another process need not wait for it to expire."""
+    def stop(self) -> None:
+        """Begin no more work; `close` waits for what is under way."""
+        self._stop.set()
+
+    def close(self, patience_s: float | None = None) -> None:
+        """End the thread and let go of the lease, so that another process need not wait for it to expire.
+
+        Work that goes on beyond our patience keeps its lease, and saves nothing once that has passed on.
+        """
         self._stop.set()
         self.wake()
         if self._thread.is_alive():
-            self._thread.join()
-        if self._lease:
+            self._thread.join(patience_s)
+        if self._thread.is_alive():
+            _log.warning("duty is left in the midst of its work, its lease expires by itself", duty=self.name)
+        elif self._lease:
             try:
                 release_lease(self._control, self._lease)
             except LockstepError as error:
@@ -188,9 +216,14 @@ class Duty:
                 take_lease(self._control, self.name, self._holder, ttl_ns, self._clock.now_ns())
 
     def _note_lease(self, lease: Lease | None) -> None:
-        if (lease is None) != (self._lease is None):
-            _log.info("duty taken" if lease else "duty is another's", duty=self.name, holder=self._holder)
-        self._lease = lease
+        holder = self._holder if lease else self._find_holder()
+        if holder != self._noted:
+            _log.info("duty taken" if lease else "duty is another's", duty=self.name, holder=holder)
+        self._lease, self._noted = lease, holder
+
+    def _find_holder(self) -> str:
+        with self._control.read() as connection:
+            return connection.execute(select(LEASES.c.holder).where(LEASES.c.name == self.name)).scalar() or "nobody"
 
     def _note_trouble(self, trouble: str | None) -> None:
         """Say it when it changes, not each time round."""

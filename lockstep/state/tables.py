@@ -242,9 +242,11 @@ AUDIT = Table(
     *(_count(), *_numbers("ts_ns"), *_names("who", "what", "subject"), *_texts("why")),
     sqlite_autoincrement=True,  # so that a deleted line leaves a gap
 )
+AUDIT_CHAIN = Table("audit_chain", METADATA, Column("id", ROW_NUMBER, primary_key=True), *_names("digest"))
 
 FIRST_VERSION = 1
 OPENING_LOCK = 0x10C4_57E9  # any number will do, as long as every version of Lockstep takes the same
+AUDIT_LOCK = 0x10C4_57EA
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +278,7 @@ STEPS: tuple[Step, ...] = (
     # Was `wishes`, whose rows expired within minutes and are left where they are.
     Step(6, _made(DETAIL_REQUESTS)),
     Step(7, _made(ANALYSIS)),
+    Step(8, _made(AUDIT_CHAIN)),
 )
 
 

@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lockstep.errors import StoreAway
 from lockstep.store.store import Parameters, Store
 
 WHOSE = "job = {job:String} AND attempt = {attempt:UInt16}"
@@ -103,12 +104,18 @@ def _answer(store: Store, asked: Mapping[int, _Question]) -> dict[int, _Answer]:
     """Return an answer, or why there is none, for each reader."""
     answers: dict[int, _Answer] = {}
     for numbers in _group(asked):
-        questions = [asked[number] for number in numbers]
-        try:
-            answers |= dict(zip(numbers, _ask(store, questions), strict=True))
-        except BaseException as error:  # noqa: BLE001  # else readers would wait for ever; each of them raises it
-            answers |= dict.fromkeys(numbers, error)
+        answers |= _answer_group(store, {number: asked[number] for number in numbers})
     return answers
+
+
+def _answer_group(store: Store, asked: Mapping[int, _Question]) -> dict[int, _Answer]:
+    """Return the answers to what can be asked together; each is asked alone where one of them spoils it."""
+    try:
+        return dict(zip(asked, _ask(store, list(asked.values())), strict=True))
+    except BaseException as error:  # noqa: BLE001  # else readers would wait for ever; each of them raises it
+        if len(asked) == 1 or isinstance(error, StoreAway):
+            return dict.fromkeys(asked, error)
+    return {number: _answer_group(store, {number: asked[number]})[number] for number in asked}
 
 
 def _group(asked: Mapping[int, _Question]) -> list[list[int]]:

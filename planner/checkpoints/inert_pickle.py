@@ -9,12 +9,14 @@ bytes of memory for each of its bytes.
 import gc
 import pickle  # noqa: TID251  # no class of a file is ever looked up
 import re
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from lockstep.plain_pickle import OpenBook, find_unsafe_opcode, read_guarded
+from lockstep.plain_pickle import OpenBook, find_unsafe_opcode, load_in_child, read_guarded
 
 # Opcodes without an argument, with one of known length, and the two names of GLOBAL. LONG_BINPUT is not among them:
 # its argument makes the unpickler reserve 16 bytes for every place up to it.
@@ -95,12 +97,12 @@ class _InertUnpickler(pickle.Unpickler):
 
 def read_metadata(name: str, data: bytes) -> object:
     """Return what a DCP `.metadata` holds, with stand-ins for torch's classes; any other class is refused."""
-    return _read(name, data, _is_of_metadata)
+    return _read(name, data, "metadata")
 
 
 def read_state(name: str, data: bytes) -> object:
     """Return what torch.save wrote, with stand-ins for all classes: a job may keep its own beside the numbers."""
-    return _read(name, data, lambda module, attribute: True)
+    return _read(name, data, "state")
 
 
 def _is_of_metadata(module: str, name: str) -> bool:
@@ -109,14 +111,18 @@ def _is_of_metadata(module: str, name: str) -> bool:
     return (module, name) in _METADATA_NAMES or module.startswith(_METADATA_MODULES)
 
 
-def _read(name: str, data: bytes, allows: Callable[[str, str], bool]) -> object:
-    def load(data: bytes) -> object:
-        if (position := find_unsafe_opcode(data, _FIXED, _COUNTED)) is not None:
-            raise pickle.UnpicklingError(f"byte {position} of {len(data)} is not what torch writes")
-        with _no_collection():
-            return _InertUnpickler(OpenBook(data), allows).load()
+_ALLOWS: dict[str, Callable[[str, str], bool]] = {"metadata": _is_of_metadata, "state": lambda module, name: True}
 
-    return read_guarded(name, data, load)
+
+def _read(name: str, data: bytes, kind: str) -> object:
+    return read_guarded(name, data, partial(_load, kind), "planner.checkpoints.inert_pickle", kind)
+
+
+def _load(kind: str, data: bytes) -> object:
+    if (position := find_unsafe_opcode(data, _FIXED, _COUNTED)) is not None:
+        raise pickle.UnpicklingError(f"byte {position} of {len(data)} is not what torch writes")
+    with _no_collection():
+        return _InertUnpickler(OpenBook(data), _ALLOWS[kind]).load()
 
 
 @contextmanager
@@ -129,3 +135,7 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+if __name__ == "__main__":
+    load_in_child(partial(_load, sys.argv[1]))

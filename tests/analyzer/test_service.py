@@ -1,20 +1,25 @@
 """The service turns what collectors send into incidents, one analyzer at a time, and survives being replaced."""
 
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from analyzer.service import EMBEDDED_RANKS, AnalyzerService, ServiceOptions
+from analyzer.pipeline import Outcome, evaluate_window
+from analyzer.service import EMBEDDED_RANKS, AnalyzerService, ServiceOptions, choose_followed
+from analyzer.windows.jobs import JobSpan
 from collector.nccl.budget import WHOLE_SHARE
 from collector.nccl.detail import read_details
 from lockstep import wire
 from lockstep.clock import NS_PER_S
-from lockstep.errors import ControlAway, LeaseLost
-from lockstep.records import Comm, OpStat
+from lockstep.errors import ControlAway, LeaseLost, LockstepError
+from lockstep.records import Agent, Comm, OpStat
 from lockstep.state.database import ControlDatabase, open_control
-from lockstep.state.incidents import detail_requests_by_host, list_incidents
+from lockstep.state.incidents import Analysis, detail_requests_by_host, list_incidents, read_analysis
 from lockstep.state.leases import release_lease, take_lease
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
@@ -419,3 +424,93 @@ def test_job_too_large_for_the_embedded_store_is_said_to_be_so_once(
         for _ in range(2):
             service.run_once(lease, T0 + NS_PER_S)
     assert [line["ranks"] for line in lines] == ([ranks] if warned else [])
+
+
+def _tell_of_jobs(store: Store, *names: str) -> None:
+    """Send a rank of each job, all on one host, and that the host has told all."""
+    for name in names:
+        store.insert(TABLE_BY_NAME["comms"], rows(make(Comm, job=name)), token=f"comms {name}")
+        store.insert(TABLE_BY_NAME["op_stats"], rows(make(OpStat, job=name)), token=f"stats {name}")
+    told = make(Agent, ts_ns=after(90), watermark_ns=after(90))
+    store.insert(TABLE_BY_NAME["agents"], rows(told), token="agents")
+
+
+class Spoilt:
+    """Evaluates windows, of which those of one job fail or take long; counts them by job."""
+
+    def __init__(self, job: str, error: Exception | None = None, takes_s: int = 0) -> None:
+        self.counts: Counter[str] = Counter()
+        self._job, self._error, self._takes_s = job, error, takes_s
+        self._spent = threading.local()
+
+    def thread_time_ns(self) -> int:
+        return int(getattr(self._spent, "ns", 0))
+
+    def evaluate_window(self, store: Store, span: JobSpan, *args: Any, **options: Any) -> Outcome:
+        self.counts[span.job] += 1
+        if span.job == self._job:
+            self._spent.ns = self._takes_s * NS_PER_S
+            if self._error:
+                raise self._error
+        return evaluate_window(store, span, *args, **options)
+
+    def run_for(self, seconds: int, control: ControlDatabase, service: AnalyzerService) -> str:
+        """Run a service once a second; return why the last run failed, empty where it did not."""
+        lease = take_lease(control, "analyzer", "me", NS_PER_S, T0)
+        assert lease is not None
+        trouble = ""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("analyzer.service.evaluate_window", self.evaluate_window)
+            patch.setattr("analyzer.service.thread_time_ns", self.thread_time_ns)
+            for second in range(4, seconds + 4):
+                try:
+                    service.run_once(lease, after(second))
+                    trouble = ""
+                except LockstepError as error:
+                    trouble = str(error)
+        return trouble
+
+
+def test_job_that_cannot_be_evaluated_rests_longer_each_time_and_holds_up_no_other(
+    embedded_store: Store, control: ControlDatabase
+) -> None:
+    _tell_of_jobs(embedded_store, "a", "poisoned", "z")
+    spoilt = Spoilt("poisoned", MemoryError("32 GiB"))
+    service = AnalyzerService(embedded_store, control, None, ServiceOptions())
+    with capture_logs() as lines:
+        trouble = spoilt.run_for(15, control, service)
+    assert trouble == "1 of 3 jobs cannot be evaluated: poisoned (MemoryError: 32 GiB)"
+    assert spoilt.counts["a"] == spoilt.counts["z"] > spoilt.counts["poisoned"] == 4, "after 2, 4 and 8 s"
+    assert [line["event"] for line in lines] == ["job cannot be evaluated"], "said once"
+    assert read_analysis(control) == Analysis(after(18), 0), "the others are not behind"
+
+
+def test_job_over_its_budget_shares_with_others_and_has_all_where_there_are_none(
+    embedded_store: Store, control: ControlDatabase
+) -> None:
+    _tell_of_jobs(embedded_store, "slow")
+    alone, shared = Spoilt("slow", takes_s=5), Spoilt("slow", takes_s=5)
+    alone.run_for(10, control, AnalyzerService(embedded_store, control, None, ServiceOptions()))
+    _tell_of_jobs(embedded_store, "a", "b")
+    assert shared.run_for(10, control, AnalyzerService(embedded_store, control, None, ServiceOptions())) == ""
+    assert alone.counts["slow"] == shared.counts["a"] == shared.counts["b"] > 3
+    assert shared.counts["slow"] == 1, "then it rests 5 s for each of the others"
+
+
+def test_host_that_invents_jobs_has_its_fill_and_holds_back_no_job_that_runs_elsewhere_too() -> None:
+    invented = {(f"job{number}", 1): frozenset({"h0"}) for number in range(1_000)}
+    real = {("train", 1): frozenset({"h0", "h1"}), ("silent", 1): frozenset[str]()}
+    followed = choose_followed(invented | real)
+    assert followed == [*list(invented)[:64], *real]
+
+
+def test_service_that_is_stopped_begins_no_more_evaluations(watch: Watch) -> None:
+    cluster = watch(SHORT)
+    for _ in range(3):
+        cluster.send()
+    cluster.service.stop()
+    cluster.analyse()
+    assert cluster.windows == 0
+    cluster.restart()
+    cluster.analyse()
+    assert cluster.windows == 3, "what was due still is"

@@ -29,6 +29,7 @@ SELDOM = HostReport(watermark_ns=9, last_seen_ns=NOW - SILENCE - 1, interval_ns=
 STALLED = HostReport(watermark_ns=20, last_seen_ns=NOW, stalled={"nccl_rings": 9})
 GPU_STALLED = HostReport(watermark_ns=20, last_seen_ns=NOW, stalled={"gpu": 9})
 ENDED = HostReport(watermark_ns=9, last_seen_ns=NOW, has_ended=True)
+STANDING = HostReport(watermark_ns=1, last_seen_ns=NOW, lag_ns=2 * SILENCE + 1)
 UNSURE = HostReport(watermark_ns=9, last_seen_ns=NOW - SILENCE - 1, interval_ns=1, error_ns=1)
 
 
@@ -43,6 +44,7 @@ UNSURE = HostReport(watermark_ns=9, last_seen_ns=NOW - SILENCE - 1, interval_ns=
         (HOSTS, {"h0": COMPLETE, "h1": STALLED}, True, {"h1"}),
         (HOSTS, {"h0": COMPLETE, "h1": GPU_STALLED}, True, set()),
         (HOSTS, {"h0": COMPLETE, "h1": ENDED}, True, {"h1"}),
+        (HOSTS, {"h0": COMPLETE, "h1": STANDING}, True, {"h1"}),
         (HOSTS, {"h0": COMPLETE}, True, {"h1"}),
         (HOSTS, {"h0": COMPLETE, "h1": HostReport(watermark_ns=10, last_seen_ns=0)}, True, set()),
         (HOSTS, {"h0": SILENT, "h1": SILENT}, True, HOSTS),
@@ -53,7 +55,7 @@ UNSURE = HostReport(watermark_ns=9, last_seen_ns=NOW - SILENCE - 1, interval_ns=
     ],
     ids=["all complete", "one lags", "one silent", "one reports seldom", "one has a poor clock"]
     + ["one without readings of ranks", "one without readings of GPUs", "one that ended in order"]
-    + ["one without a report", "silent after it sent everything"]
+    + ["one whose watermark stands", "one without a report", "silent after it sent everything"]
     + ["all silent", "no reports", "one silent, one lags", "another job's host lags", "no hosts"],
 )
 def test_window_closes_when_every_host_has_sent_up_to_its_end_or_is_silent(
@@ -99,8 +101,8 @@ def test_rhythm_of_a_host_is_that_of_its_reports_and_its_clock_is_known_as_it_to
     store.insert(TABLE_BY_NAME["clocks"], rows(clock), token="clocks")
     reports = find_reports(store, ["h0", "h1", "h2"], 0)
     assert reports == {
-        "h0": HostReport(T0 + 100 * SECOND - 1, T0 + 100 * SECOND, interval_ns=5 * SECOND),
-        "h1": HostReport(T0 - 1, T0, 1, -7, 3, has_ended=True, gateway="east", stalled={"links": 7}),
+        "h0": HostReport(T0 + 100 * SECOND - 1, T0 + 100 * SECOND, interval_ns=5 * SECOND, lag_ns=1),
+        "h1": HostReport(T0 - 1, T0, 1, -7, 3, has_ended=True, gateway="east", stalled={"links": 7}, lag_ns=1),
     }
 
 
@@ -218,8 +220,10 @@ def test_a_rank_belongs_to_the_host_that_claimed_it_first_and_moves_with_the_who
 def test_unknown_ranks_are_nobody_and_so_is_everybody_without_communicators() -> None:
     known = roster(member(WORLD, 1, "h0", 1))
     assert [find(known, WORLD, 0), find(known, WORLD, -1), find(known, PAIR, 1)] == [NOBODY] * 3
-    assert known.members(WORLD).tolist() == [NOBODY, 0]
+    assert known.members(WORLD).tolist() == [0]
     assert known.ranks == 4, "its communicator counts four"
+    known = roster(member(WORLD, 1, "h0", 1), member(WORLD, 2**32 - 1, "h1", None, pid=1))
+    assert known.members(WORLD).tolist() == [0, 1], "as large as its members, whatever number one of them claims"
     known = roster()
     assert (len(known), known.ranks, find(known, WORLD, 0)) == (0, 0, NOBODY)
 

@@ -80,6 +80,7 @@ def running_api(
     notice: str = "",
     clock: Clock | None = None,
     topology: Topology | None = None,
+    duties: tuple[str, ...] = (),
 ) -> Iterator[Api]:
     """Give an app on a socket, with a control database and a gateway of its own."""
     clock = clock or PunctualClock()
@@ -89,10 +90,11 @@ def running_api(
             store=store,
             layout=layout or Layout(store.database),
             control=control,
-            gateway=Gateway(folder / "gateway", gateway_store or store, clock, GatewayOptions()),
+            gateway=Gateway(folder / "gateway", gateway_store or store, clock, GatewayOptions(leave_s=600.0)),
             clock=clock,
             notice=notice,
             topology=topology,
+            duties=duties,
         )
         with served(create_app(parts)) as url, open_client(url) as client:
             yield Api(parts, client)

@@ -235,7 +235,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, shared_store: Store) -> Iter
     folder: Path = tmp_path_factory.mktemp("audited")
     settings = Settings(state_dir=folder, alerts=AlertSettings(allow=("127.0.0.1/32",)))
     with running_api(folder, shared_store, settings=settings) as api, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("api.captures.check_apart", check_here)
+        patch.setattr("api.captures.check_capture", check_here)
         made = World(api, bearer(api.make_token("admin")))
         control, now_ns = api.parts.control, api.parts.clock.now_ns()
         save_incidents(control, [incident("i1")], None)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from api.capture_check import check_apart
+from api.capture_check import check_capture
 from api.captures import _check_past
 from api.replaying import _MOST_VERDICTS, _read_verdicts
 from api.routes import stream
@@ -127,7 +127,7 @@ def test_small_archive_that_unpacks_to_gigabytes_is_refused_in_another_process(t
     pack(folder, tmp_path / "bomb.tar.zst")
     assert (tmp_path / "bomb.tar.zst").stat().st_size < 10_000
     with pytest.raises(BadInput, match=r"events\.parquet"):
-        check_apart(tmp_path / "bomb.tar.zst", 64 << 20)
+        check_capture(tmp_path / "bomb.tar.zst", 64 << 20)
 
 
 def test_verdicts_of_a_capture_are_bounded(tmp_path: Path) -> None:

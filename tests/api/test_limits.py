@@ -1,19 +1,25 @@
 """One caller cannot take everybody's turn, no body is too large, and an act that is sent again is done once."""
 
+import asyncio
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.types import Scope
 
 from api.auth import SESSION_COOKIE
+from api.idempotency import Idempotency
 from api.limits import REFUSED_PER_S, Buckets, most_bytes
 from lockstep.clock import NS_PER_S, ManualClock
 from lockstep.config import Settings
+from lockstep.errors import NotAllowed
 from lockstep.sections import ApiSettings
 from lockstep.state.idempotency import KEPT_NS, STUCK_NS
 from lockstep.state.sessions import begin_session
@@ -124,6 +130,43 @@ def test_body_that_is_too_large_is_refused_unread_or_as_it_comes(still: Api) -> 
     check_problem(answer, 413, "too-large")
 
 
+def begin_request(api: Api, path: str, *headers: str) -> str:
+    """Send headers and a piece of a body that never comes, and return how the answer begins."""
+    url = api.client.base_url
+    lines = [f"POST {path} HTTP/1.1", "Host: h", "Content-Length: 1000", *headers, "", "begun"]
+    with socket.create_connection((url.host, url.port), timeout=LIMIT_S) as slow:
+        slow.sendall("\r\n".join(lines).encode())
+        return slow.recv(12).decode()
+
+
+def test_body_that_does_not_come_in_time_is_given_up(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.limits._BODY_S", 0.1)
+    token = api.make_token("ingest", "x")
+    batch = [f"{name}: {value}" for name, value in batch_headers(token, agent="x").items()]
+    for path, headers in (("/login", []), ("/api/v1/ingest", batch)):
+        assert begin_request(api, path, *headers) == "HTTP/1.1 408"
+
+
+def test_body_with_a_key_is_not_read_before_its_sender_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> NoReturn:
+        raise NotAllowed("nobody knows this token", slug="unknown-token", status=401)
+
+    async def receive() -> NoReturn:
+        raise AssertionError("read")
+
+    async def send(_: object) -> None: ...
+
+    met = []
+
+    async def route(scope: Scope, *_: object) -> None:
+        met.append(scope["path"])
+
+    monkeypatch.setattr("api.idempotency.find_caller", refuse)
+    scope = {"type": "http", "method": "POST", "path": "/api/v1/tokens", "headers": [(b"idempotency-key", b"k")]}
+    asyncio.run(Idempotency(route)(scope, receive, send))
+    assert met == ["/api/v1/tokens"], "which refuses them"
+
+
 def test_no_route_takes_a_body_without_a_bound(api: Api) -> None:
     """Those who read as they like say by themselves what is too much; all others are cut off."""
     tokens = {scope: api.make_token(scope, "x" if scope == "ingest" else None) for scope in ("admin", "ingest")}
@@ -136,7 +179,7 @@ def test_no_route_takes_a_body_without_a_bound(api: Api) -> None:
 
 
 def test_captures_may_be_larger_than_everything_else() -> None:
-    expected = {"/api/v1/policies/planner": 1 << 20, "/api/v1/captures": 512 << 20, "/login": 1 << 20}
+    expected = {"/api/v1/policies/planner": 1 << 20, "/api/v1/captures": 512 << 20, "/login": 16 << 10}
     assert {path: most_bytes(path, Settings()) for path in expected} == expected
 
 

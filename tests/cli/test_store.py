@@ -6,6 +6,7 @@ A token is shown once and kept nowhere; lists and revocations go by its id.
 import json
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -184,6 +185,10 @@ def test_revoked_token_is_worthless_and_its_reason_is_in_the_audit(lockstep: Run
             ("revoke_token", "lost laptop"),
             ("create_token", ""),
         ]
+    assert lockstep("audit", "verify").out.startswith("2 lines are as they were written; the newest digest is ")
+    with sqlite3.connect(state / "control.db") as touched:
+        touched.execute("UPDATE audit SET who = 'nobody' WHERE id = 1")
+    check_failure(lockstep("audit", "verify"), "line 1 of the audit, or one before it, is not as it was written")
 
 
 def test_what_cannot_be_done_is_one_sentence_without_a_password(lockstep: Run) -> None:

@@ -2,6 +2,8 @@
 
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -107,7 +109,7 @@ def test_what_others_can_reach_is_warned_of_and_a_demo_of_it_refused() -> None:
 def test_server_that_leaves_does_not_wait_for_streams(tmp_path: Path) -> None:
     clock, store = HastyClock(), FakeStore()
     with open_control(f"sqlite:///{tmp_path / 'control.db'}") as control:
-        gateway = Gateway(tmp_path / "gateway", store, clock, GatewayOptions())
+        gateway = Gateway(tmp_path / "gateway", store, clock, GatewayOptions(leave_s=600.0))
         parts = Parts(Settings(), store, Layout(store.database), control, gateway, clock)
         token = create_token(control, scope="read", host=None, name="ann", now_ns=1)
         server = WebServer(create_app(parts), lambda: None, lambda: None)
@@ -118,6 +120,40 @@ def test_server_that_leaves_does_not_wait_for_streams(tmp_path: Path) -> None:
                 assert next(lines) == "retry: 2000"
                 server.should_exit = True
                 assert list(lines) == [""], "the stream ends, and ends well"
+
+
+def test_headers_have_a_deadline_and_an_address_a_bound_on_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.web._HEADERS_S", 0.1)
+    monkeypatch.setattr("api.web._most_connections", lambda parts: 2)
+    server = WebServer(health_app(lambda: None, []), lambda: None, lambda: None)
+    with serving(server) as port, httpx.Client(trust_env=False, timeout=LIMIT_S) as client:
+
+        def wait_for_end(sent: bytes) -> bytes:
+            with socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S) as slow:
+                slow.sendall(sent)
+                return slow.recv(1)
+
+        assert [wait_for_end(sent) for sent in (b"", b"GET /healthz HTTP/1.1\r\nHost: h")] == [b"", b""]
+        monkeypatch.setattr("api.web._HEADERS_S", LIMIT_S)
+        url = f"http://127.0.0.1:{port}/healthz"
+        assert client.get(url).text == client.get(url).text == "ok\n", "one connection, and each request in time"
+        with socket.create_connection(("127.0.0.1", port)):
+            assert wait_for_end(b"") == b"", "two are open, this is the third"
+            assert client.get(url).text == "ok\n"
+
+
+def test_server_ends_in_time_whatever_is_under_way() -> None:
+    code = """
+import os, signal, threading
+from fastapi import FastAPI
+from api import web
+web.LEAVE_S = 0.2
+go_on = lambda: os.kill(os.getpid(), signal.SIGTERM)
+web.serve(FastAPI(), web.listen_on("127.0.0.1", 0, ""), go_on, threading.Event().wait)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "stopped in the midst of work, which goes on at the next start" in done.stdout
 
 
 @pytest.mark.parametrize(("is_behind", "seen"), [(True, "203.0.113.7"), (False, "127.0.0.1")])

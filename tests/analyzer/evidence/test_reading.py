@@ -124,6 +124,7 @@ def test_broken_frames_speak_for_the_link_in_their_direction(
     [
         ({"throttle": "hw_thermal_slowdown"}, "gpu:h3/0"),
         ({"sm_mhz": 1200}, "gpu:h3/0"),
+        ({"ecc_dbe": 1}, "gpu:h3/0"),
         ({"nvlink_errors": 500}, "nvlink:h3/0"),
         ({"pcie_replays": 500}, "pcie:h3/0"),
     ],

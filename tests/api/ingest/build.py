@@ -14,6 +14,7 @@ from lockstep.store.store import Store
 from tests.builders import make, rows
 from tests.waiting import HastyClock
 
+PATIENT_S = 1e6
 NOW_NS = HastyClock().now_ns()  # agents that were silent for a month are forgotten, so batches come today
 
 
@@ -40,8 +41,8 @@ def entry(number: int, *messages: str, agent: str = "h0", boot: str = "b1", body
 
 @contextmanager
 def running(directory: Path, store: Store, options: GatewayOptions | None = None) -> Iterator[Gateway]:
-    """Give a started gateway and close it at the end of the block."""
-    gateway = Gateway(directory, store, HastyClock(), options or GatewayOptions())
+    """Give a started gateway and close it at the end of the block, with all the time it needs."""
+    gateway = Gateway(directory, store, HastyClock(), options or GatewayOptions(leave_s=PATIENT_S))
     gateway.start()
     try:
         yield gateway

@@ -38,7 +38,7 @@ def live(directory: Path, url: str, die_at: int | None) -> None:
     with open_store(url) as store, open(receipts, "ab", buffering=0) as note:
         if die_at:
             _die_before(die_at)
-        gateway = Gateway(directory / "log", store, SystemClock(), GatewayOptions(segment_s=0.01))
+        gateway = Gateway(directory / "log", store, SystemClock(), GatewayOptions(segment_s=0.01, leave_s=600.0))
         gateway.start()
         for number in range(acknowledged + 1, BATCHES + 1):
             gateway.submit(Entry("h0", "boot", number, T0, body(number))).result(30)

@@ -1,12 +1,10 @@
 """What no honest agent says is refused with its row; what honest ones say at their most is taken."""
 
-from pathlib import Path
-
 import pytest
 
 from api.ingest.bounds import Tally
 from api.ingest.checking import Arrival, CheckLimits, check_group
-from api.ingest.log import Entry, Watermarks
+from api.ingest.log import Entry
 from lockstep.batches import encode_batch
 from lockstep.bounds import BOUNDS, keep_within
 from lockstep.records import Agent, Comm, Event, FabricCounter, HostRecord, Progress
@@ -92,13 +90,3 @@ def test_a_host_tells_of_so_many_jobs_and_communicators_a_minute() -> None:
     comms = [make(Comm, host="h1", comm=number) for number in range(BOUNDS.comms + 1)]
     (verdict,), _ = check_group([arrival(*comms, received_ns=T0 + 180 * SECOND)], tally)
     assert str(verdict) == "h1 tells of more than 16384 comms in a minute"
-
-
-def test_of_an_agent_the_newest_boots_are_remembered(tmp_path: Path) -> None:
-    marks = Watermarks(tmp_path / "watermarks.json")
-    for number in range(BOUNDS.boots + 1):
-        marks.advance(Entry("h1", f"b{number}", 5, T0 + number, b""))
-    marks.advance(Entry("h2", "b0", 5, T0, b""))
-    marks.save(T0)
-    saved = Watermarks(tmp_path / "watermarks.json")
-    assert [saved.get("h1", "b0"), saved.get("h1", "b1"), saved.get("h2", "b0")] == [0, 5, 5]

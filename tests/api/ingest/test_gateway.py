@@ -18,11 +18,11 @@ from api.ingest.log import Entry, OpenSegment, list_segments
 from lockstep.clock import ManualClock
 from lockstep.errors import GatewayFull, LockstepError, StoreRefused
 from tests.api.fake_store import FakeStore, away
-from tests.api.ingest.build import batch, entry, running
+from tests.api.ingest.build import PATIENT_S, batch, entry, running
 from tests.waiting import HastyClock, eventually
 
 LIMIT_S = 60.0
-UNCUT = GatewayOptions(segment_s=60_000.0)  # one segment for all, until the end
+UNCUT = GatewayOptions(segment_s=60_000.0, leave_s=PATIENT_S)  # one segment for all, until the end
 
 
 def acknowledge(gateway: Gateway, *entries: Entry) -> list[int]:
@@ -56,7 +56,7 @@ def test_what_came_is_inserted_sooner_when_nothing_more_comes(tmp_path: Path) ->
             return event.wait(0.01)
 
     store, clock = FakeStore(), StillClock()
-    gateway = Gateway(tmp_path, store, clock, GatewayOptions(segment_s=60.0))
+    gateway = Gateway(tmp_path, store, clock, GatewayOptions(segment_s=60.0, leave_s=PATIENT_S))
     gateway.start()
     acknowledge(gateway, entry(1))
     clock.advance(31.0)
@@ -76,7 +76,7 @@ def test_batch_that_comes_again_is_acknowledged_again_and_kept_once(tmp_path: Pa
 
 def test_batch_that_comes_twice_in_one_group_is_kept_once(tmp_path: Path) -> None:
     store = FakeStore()
-    gateway = Gateway(tmp_path, store, HastyClock(), GatewayOptions())
+    gateway = Gateway(tmp_path, store, HastyClock(), GatewayOptions(leave_s=PATIENT_S))
     one = entry(1)
     futures = [gateway.submit(each) for each in (one, one, entry(1), entry(2), entry(1, agent="h1"))]
     gateway.start()  # all of them wait already, so they share one sync
@@ -147,7 +147,7 @@ def test_every_batch_that_races_with_the_end_gets_an_answer(tmp_path: Path) -> N
 
 def test_request_that_gives_up_takes_nobody_with_it(tmp_path: Path) -> None:
     store = FakeStore()
-    gateway = Gateway(tmp_path, store, HastyClock(), GatewayOptions())
+    gateway = Gateway(tmp_path, store, HastyClock(), GatewayOptions(leave_s=PATIENT_S))
     gone, patient = gateway.submit(entry(1)), gateway.submit(entry(1, agent="h1"))
     assert gone.cancel() is False
     gateway.start()
@@ -193,7 +193,7 @@ def test_close_does_not_wait_for_a_store_that_is_away_and_the_next_start_goes_on
         acknowledge(gateway, entry(1), entry(2))
         before = gateway.backlog_bytes
     assert len(list_segments(tmp_path)) == 1
-    again = Gateway(tmp_path, FakeStore(), HastyClock(), GatewayOptions())
+    again = Gateway(tmp_path, FakeStore(), HastyClock(), GatewayOptions(leave_s=PATIENT_S))
     assert again.backlog_bytes == before > 0, "the backlog of an earlier life counts"
     again.close()
     store = FakeStore()
@@ -203,9 +203,22 @@ def test_close_does_not_wait_for_a_store_that_is_away_and_the_next_start_goes_on
     assert messages(store) == ["h0/b1/1", "h0/b1/2"]
 
 
+def test_close_leaves_a_backlog_for_the_next_start(tmp_path: Path) -> None:
+    with running(tmp_path, FakeStore(fault=away()), UNCUT) as gateway:
+        acknowledge(gateway, entry(1))
+    hurried = FakeStore()
+    with running(tmp_path, hurried, GatewayOptions(segment_s=60_000.0, leave_s=-1.0)) as gateway:
+        eventually(lambda: messages(hurried) == ["h0/b1/1"])
+        acknowledge(gateway, entry(2))
+    assert (messages(hurried), len(list_segments(tmp_path))) == (["h0/b1/1"], 1)
+    store = FakeStore()
+    with running(tmp_path, store):
+        eventually(lambda: messages(store) == ["h0/b1/2"])
+
+
 def test_full_backlog_refuses_until_the_store_has_taken_it(tmp_path: Path) -> None:
     store = FakeStore(fault=away())
-    with running(tmp_path, store, GatewayOptions(max_backlog_bytes=10)) as gateway:
+    with running(tmp_path, store, GatewayOptions(max_backlog_bytes=10, leave_s=PATIENT_S)) as gateway:
         acknowledge(gateway, entry(1))
         unseen = gateway.take(entry(2, body=b"nothing"), CheckLimits(max_bytes=1, max_rows=1))
         for refused in (gateway.submit(entry(2)), unseen):  # it is refused before it is looked at
@@ -241,7 +254,8 @@ def test_full_disk_acknowledges_nothing_and_leaves_the_log_as_before(
 
 def test_segment_that_cannot_be_decoded_is_set_aside_and_does_not_block_the_rest(tmp_path: Path) -> None:
     store = FakeStore()
-    options = GatewayOptions(segment_s=60_000.0, max_segment_bytes=1)  # each is cut for its size, whatever its age
+    # Each is cut for its size, whatever its age.
+    options = GatewayOptions(segment_s=60_000.0, max_segment_bytes=1, leave_s=PATIENT_S)
     with capture_logs() as lines, running(tmp_path, store, options) as gateway:
         acknowledge(gateway, entry(1, body=b"no batch at all"))
         acknowledge(gateway, entry(2))
@@ -284,7 +298,7 @@ def test_what_a_crash_left_open_is_taken_up_and_its_number_not_used_again(tmp_pa
 def test_second_gateway_on_the_same_log_is_refused_until_the_first_is_closed(tmp_path: Path) -> None:
     in_use = pytest.raises(LockstepError, match=f"another gateway uses the log in {tmp_path}")
     with running(tmp_path, FakeStore()), in_use:
-        Gateway(tmp_path, FakeStore(), HastyClock(), GatewayOptions())
+        Gateway(tmp_path, FakeStore(), HastyClock(), GatewayOptions(leave_s=PATIENT_S))
     with running(tmp_path, FakeStore()):
         pass
 

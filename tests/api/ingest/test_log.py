@@ -2,6 +2,7 @@
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,15 @@ from api.ingest.log import (
     OpenSegment,
     Segment,
     Watermarks,
+    identify,
     list_segments,
     read_segment,
     recover,
     segment_number,
 )
 from api.ingest.log import write_atomically as write_whole
+from lockstep.bounds import BOUNDS
+from lockstep.errors import LockstepError
 from tests.builders import SECOND, T0
 
 ENTRIES = [Entry("h0", "b1", 1, T0, b"first"), Entry("h1", "b2", 7, T0 + 1, b""), Entry("h0", "b1", 2, T0, b"third")]
@@ -179,6 +183,60 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "watermarks.json"
 
 
+def save(marks: Watermarks, now_ns: int = T0) -> None:
+    marks.write(marks.take_changes(now_ns))
+
+
+def test_marks_are_appended_and_the_file_is_written_anew_before_it_is_long(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.ingest.log._MOST_APPENDED", 8)
+    marks, lines = Watermarks(file), list[int]()
+    for number in range(1, 13):
+        marks.advance(entry("h0", "b1", number))
+        save(marks)
+        lines.append(len(file.read_bytes().splitlines()))
+    assert lines == [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6], "a line counts as much as the mark in it"
+    assert Watermarks(file).get("h0", "b1") == 12
+
+
+def test_agent_with_many_boots_keeps_the_newest_and_others_keep_theirs(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.ingest.log.BOUNDS", replace(BOUNDS, boots=3))
+    marks = Watermarks(file)
+    for agent, boot in (("h1", "b"), *(("h0", f"b{number}") for number in range(4)), ("h0", "b1"), ("h0", "b9")):
+        marks.advance(entry(agent, boot, 1 + marks.get(agent, boot)))
+    save(marks)
+    for known in (marks, Watermarks(file)):
+        kept = [boot for boot in ("b0", "b1", "b2", "b3", "b9") if known.get("h0", boot)]
+        assert (kept, known.get("h1", "b")) == (["b1", "b3", "b9"], 1)
+
+
+def test_line_that_a_crash_cut_off_is_left_out_and_any_other_damage_is_one_sentence(file: Path) -> None:
+    marks = Watermarks(file)
+    for number in (1, 2):
+        marks.advance(entry("h0", "b1", number))
+        save(marks)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-3])
+    again = Watermarks(file)
+    assert again.get("h0", "b1") == 1
+    save(again)
+    assert b"\n" not in file.read_bytes()
+    for damaged in (b"", b"{", b"[]", b'{"marks": []}', whole[3:], whole.replace(b"\n", b"\n{\n")):
+        file.write_bytes(damaged)
+        with pytest.raises(LockstepError, match=r"watermarks\.json is damaged, line [12] cannot be read: restore"):
+            Watermarks(file)
+
+
+@pytest.mark.parametrize(("content", "why"), [(b"", "it is empty"), (b"nonsense\n", "it holds no name")])
+def test_identity_that_is_damaged_is_one_sentence(tmp_path: Path, content: bytes, why: str) -> None:
+    (tmp_path / "identity").write_bytes(content)
+    with pytest.raises(LockstepError, match=rf"identity is damaged, {why}: restore it from a backup"):
+        identify(tmp_path)
+
+
 def test_marks_are_counted_by_agent_and_boot_never_go_back_and_survive_a_restart_once_saved(file: Path) -> None:
     marks = Watermarks(file)
     assert (marks.get("h0", "b1"), marks.is_new(entry("h0", "b1", 1)), marks.last_segment) == (0, True, 0)
@@ -189,7 +247,7 @@ def test_marks_are_counted_by_agent_and_boot_never_go_back_and_survive_a_restart
     assert marks.get("h0", "b1") == 5
     marks.advance(entry("hôte/ü", "b\n2", 7))
     marks.last_segment = 42
-    marks.save(T0)
+    save(marks, T0)
     marks.advance(entry("h0", "b1", 9))
     again = Watermarks(file)
     assert (again.get("h0", "b1"), again.get("hôte/ü", "b\n2"), again.last_segment) == (5, 7, 42)
@@ -199,8 +257,8 @@ def test_boot_that_was_silent_for_a_month_is_forgotten_and_the_others_stay(file:
     marks = Watermarks(file)
     marks.advance(entry("h0", "old", 5, received_ns=T0))
     marks.advance(entry("h0", "new", 3, received_ns=T0 + DAY_NS))
-    marks.save(T0 + 30 * DAY_NS - 1)
+    save(marks, T0 + 30 * DAY_NS - 1)
     assert Watermarks(file).get("h0", "old") == 5
-    marks.save(T0 + 30 * DAY_NS)
+    save(marks, T0 + 30 * DAY_NS)
     assert (marks.get("h0", "old"), marks.get("h0", "new")) == (0, 3)
     assert (Watermarks(file).get("h0", "old"), Watermarks(file).get("h0", "new")) == (0, 3)

@@ -17,7 +17,7 @@ from lockstep.batches import encode_batch
 from lockstep.errors import BadBatch
 from lockstep.records import Agent, Event
 from tests.api.fake_store import FakeStore, away
-from tests.api.ingest.build import NOW_NS, entry, newer_batch, running
+from tests.api.ingest.build import NOW_NS, PATIENT_S, entry, newer_batch, running
 from tests.builders import make, rows
 from tests.waiting import HastyClock, eventually
 
@@ -68,7 +68,7 @@ def test_a_bad_batch_is_refused_and_nothing_of_it_is_taken(tmp_path: Path) -> No
 
 def test_rows_that_memory_has_no_room_for_are_read_from_the_log(tmp_path: Path, segments_read: list[str]) -> None:
     store = FakeStore()
-    with running(tmp_path, store, GatewayOptions(segment_s=60_000.0, max_kept_bytes=0)) as gateway:
+    with running(tmp_path, store, GatewayOptions(segment_s=60_000.0, max_kept_bytes=0, leave_s=PATIENT_S)) as gateway:
         take(gateway, entry(1), entry(2))
     assert messages(store) == ["h0/b1/1", "h0/b1/2"]
     assert segments_read == ["000000000001.segment"]
@@ -76,7 +76,7 @@ def test_rows_that_memory_has_no_room_for_are_read_from_the_log(tmp_path: Path, 
 
 def test_memory_stays_within_its_bound_while_the_store_is_away(tmp_path: Path, segments_read: list[str]) -> None:
     store, bound = FakeStore(fault=away()), 500
-    options = GatewayOptions(segment_s=60_000.0, max_segment_bytes=1, max_kept_bytes=bound)
+    options = GatewayOptions(segment_s=60_000.0, max_segment_bytes=1, max_kept_bytes=bound, leave_s=PATIENT_S)
     with running(tmp_path, store, options) as gateway:
         for number in range(1, 13):
             take(gateway, entry(number))
@@ -90,7 +90,7 @@ def test_memory_stays_within_its_bound_while_the_store_is_away(tmp_path: Path, s
 
 def test_a_batch_that_comes_again_beside_new_ones_is_stored_once(tmp_path: Path) -> None:
     store = FakeStore()
-    with running(tmp_path, store, GatewayOptions(segment_s=60_000.0)) as gateway:
+    with running(tmp_path, store, GatewayOptions(segment_s=60_000.0, leave_s=PATIENT_S)) as gateway:
         take(gateway, entry(1))
         assert take(gateway, entry(1), entry(2), entry(1, agent="h1"))[1:] == [2, 1]
         assert take(gateway, entry(2), entry(2)) == [2, 2]
@@ -108,7 +108,9 @@ def test_what_was_only_in_memory_and_in_the_log_survives_a_restart(tmp_path: Pat
 
 
 def test_open_segment_of_a_gateway_that_died_is_taken_up(tmp_path: Path) -> None:
-    dead = Gateway(tmp_path / "dead", FakeStore(), HastyClock(), GatewayOptions(segment_s=60_000.0))
+    dead = Gateway(
+        tmp_path / "dead", FakeStore(), HastyClock(), GatewayOptions(segment_s=60_000.0, leave_s=PATIENT_S)
+    )
     dead.start()
     take(dead, entry(1), entry(2))
     alive = tmp_path / "alive"  # as the disk looked at that moment
@@ -127,7 +129,7 @@ def test_checked_batches_and_those_of_our_own_making_reach_the_store_without_bei
     tmp_path: Path, segments_read: list[str]
 ) -> None:
     store = FakeStore()
-    with running(tmp_path, store, GatewayOptions(segment_s=60_000.0)) as gateway:
+    with running(tmp_path, store, GatewayOptions(segment_s=60_000.0, leave_s=PATIENT_S)) as gateway:
         assert take(gateway, entry(1)) == [1]
         assert gateway.submit(entry(2)).result(LIMIT_S) == 2
         assert take(gateway, entry(3), entry(1, agent="h1")) == [3, 1]

@@ -129,7 +129,7 @@ def check_here(upload: Path, _: int) -> None:
 
 @pytest.fixture
 def checked_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.captures.check_apart", check_here)
+    monkeypatch.setattr("api.captures.check_capture", check_here)
 
 
 @pytest.mark.usefixtures("checked_here")

@@ -9,7 +9,9 @@ from prometheus_client import CollectorRegistry, Counter
 
 from api.routes.health import health_app
 from lockstep import __version__
+from lockstep.clock import NS_PER_S
 from lockstep.errors import ControlAway, LockstepError
+from lockstep.state.leases import take_lease
 from lockstep.store.migrations import Layout
 from lockstep.store.store import Store
 from tests.api.build import Api, batch_headers, check_problem, open_client, running_api, served
@@ -55,6 +57,14 @@ def test_process_whose_control_database_is_away_is_not_ready(api: Api, monkeypat
     monkeypatch.setattr(api.parts.control, "read", fail)
     answer = api.client.get("/readyz")
     assert (answer.status_code, answer.json()["reason"]) == (503, "the control database is gone")
+
+
+def test_process_is_not_ready_while_nobody_does_one_of_its_duties(tmp_path: Path, shared_store: Store) -> None:
+    with running_api(tmp_path, shared_store, duties=("alerts",)) as api:
+        answer = api.client.get("/readyz")
+        assert (answer.status_code, answer.json()["reason"]) == (503, "nobody holds the lease of: alerts")
+        take_lease(api.parts.control, "alerts", "another", 15 * NS_PER_S, api.parts.clock.now_ns())
+        eventually(lambda: api.client.get("/readyz").status_code == 200)
 
 
 def test_process_whose_batches_pile_up_is_not_ready_until_they_are_taken(tmp_path: Path, shared_store: Store) -> None:

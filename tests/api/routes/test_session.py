@@ -5,6 +5,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from api.auth import SESSION_COOKIE
 from lockstep.config import Settings
@@ -13,6 +14,7 @@ from lockstep.state.documents import list_audit
 from lockstep.state.tokens import Scope, revoke_token
 from tests.api.build import Api, bearer, check_problem, running_api
 from tests.api.fake_store import FakeStore
+from tests.api.test_limits import StillClock
 from tests.waiting import HastyClock
 
 PAGE = {"Accept": "text/html,application/xhtml+xml"}
@@ -74,6 +76,15 @@ def test_worthless_token_and_foreign_page_log_nobody_in_and_the_login_leads_to_n
     text = api.client.get("/login", params={"next": '/"><script>alert(1)</script>'}).text
     assert "<script>alert" not in text
     assert "/&#34;&gt;&lt;script&gt;" in text
+
+
+def test_refused_logins_are_logged_and_audited_by_address_and_not_without_end(tmp_path: Path) -> None:
+    with running_api(tmp_path, FakeStore(), clock=StillClock()) as api, capture_logs() as lines:
+        for _ in range(12):
+            assert api.client.post("/login", data={"token": "lks_nope"}).status_code == 401
+        audited = [(line.who, line.what, line.why) for line in list_audit(api.parts.control, 100)]
+    assert audited == [("127.0.0.1", "log_in_refused", "unknown-token")] * 10
+    assert [line["address"] for line in lines if line["event"] == "login refused"] == ["127.0.0.1"] * 10
 
 
 def test_browser_without_a_session_is_led_to_the_login_and_back(api: Api) -> None:

@@ -12,7 +12,7 @@ import pytest
 from api.routes import stream as feed_module
 from api.routes.stream import ChangeFeed
 from lockstep.config import Settings
-from lockstep.errors import ControlAway
+from lockstep.errors import ControlAway, NotAllowed
 from lockstep.sections import ApiSettings
 from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import save_decisions, save_execution
@@ -123,6 +123,16 @@ def test_id_that_we_never_gave_is_refused(api: Api) -> None:
     for last in ("x", "-1", "1.5", "9" * 30):
         answer = api.client.get(PATH, headers=bearer(api.make_token("read")) | {"Last-Event-ID": last})
         assert "this server's are numbers" in check_problem(answer, 400, "bad-input")
+
+
+def test_token_that_listens_more_than_its_share_is_refused_and_others_are_not(control: ControlDatabase) -> None:
+    feed = ChangeFeed(control, 8, lambda changes, known: None)
+    with feed.seat("ann"), feed.seat("ann"):
+        with pytest.raises(NotAllowed, match="listens 2 times already, a quarter of what"), feed.seat("ann"):
+            pass
+        with feed.seat("bob"):
+            assert feed.listeners == 3
+    assert feed.listeners == 0
 
 
 def test_listeners_beyond_the_bound_are_asked_to_come_again(tmp_path: Path) -> None:

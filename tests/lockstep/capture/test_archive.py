@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.capture import files as archives
-from lockstep.capture.files import KNOWN_FILES, dump_info, is_archive, unpack, write_capture
+from lockstep.capture.files import KNOWN_FILES, dump_info, is_archive, pack, unpack, write_capture
 from lockstep.errors import BadCapture
 from tests.lockstep.capture.build import INFO, INFO_MEMBER, member, tar_of, whole_capture, write_archive
 
@@ -79,7 +79,7 @@ REFUSED: list[tuple[list[tuple[tarfile.TarInfo, bytes]], str]] = [
         for name in ("capture.json", "./capture.json", "copy/capture.json")
     ),
     # Skipping it would read for ever, because a stream is skipped by reading.
-    ([INFO_MEMBER, member("notes.txt", b"x", pax_headers={"size": str(10**30)})], "unpacks to more than 32 GiB"),
+    ([INFO_MEMBER, member("notes.txt", b"x", pax_headers={"size": str(10**30)})], "unpacks to more than 64 MiB"),
     *(
         ([member(name, type=kind, pax_headers={"size": "-1024"}), INFO_MEMBER], "*which is not a plain file")
         for name, kind in (
@@ -88,7 +88,7 @@ REFUSED: list[tuple[list[tuple[tarfile.TarInfo, bytes]], str]] = [
             ("folder/", tarfile.DIRTYPE),
         )
     ),
-    *(([member("capture.json", b"{}\n" * 200, pax_headers=extension)], "*") for extension in EXTENSIONS),
+    *(([member("topology.json", b"{}\n" * 200, pax_headers=extension)], "*") for extension in EXTENSIONS),
 ]
 
 
@@ -97,6 +97,19 @@ def test_member_that_cannot_be_trusted_is_refused(
     members: list[tuple[tarfile.TarInfo, bytes]], problem: str, inside: Path
 ) -> None:
     assert fnmatchcase(refused_tar(tar_of(members), inside), problem)
+
+
+def test_what_says_whose_telemetry_it_is_stands_first_and_is_checked_before_the_rest(
+    tmp_path: Path, inside: Path
+) -> None:
+    folder = tmp_path / "capture"
+    folder.mkdir()
+    for name in ("agents.parquet", "capture.json", "steps.parquet"):
+        (folder / name).write_text("{")
+    pack(folder, tmp_path / "c.tar.zst")
+    with pytest.raises(BadCapture, match="is not JSON"):
+        unpack(tmp_path / "c.tar.zst", inside)
+    assert [file.name for file in inside.iterdir()] == ["capture.json"]
 
 
 def test_more_than_any_capture_has_is_refused(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:

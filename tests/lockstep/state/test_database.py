@@ -220,3 +220,14 @@ def away_message(url: str, lock_wait_ms: int = LOCK_WAIT_MS) -> str:
     with pytest.raises(ControlAway) as caught:
         open_control(url, lock_wait_ms=lock_wait_ms)
     return "".join(traceback.format_exception(caught.value))
+
+
+def test_file_of_the_database_is_its_owner_s_alone_also_where_an_earlier_release_made_it(tmp_path: Path) -> None:
+    file = tmp_path / "state" / "control.db"
+    for _ in range(2):
+        with open_control(f"sqlite:///{file}") as db:
+            record(db, who="ann", what="approve", subject="d1", why="", now_ns=7)
+            modes = {each.name: oct(each.stat().st_mode & 0o777) for each in file.parent.iterdir()}
+        assert modes["control.db"] == modes["control.db-wal"] == "0o600"
+        file.chmod(0o644)
+    assert oct(file.parent.stat().st_mode & 0o777) == "0o700"

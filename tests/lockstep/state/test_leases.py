@@ -1,5 +1,6 @@
 """One holder at a time, with a number that never comes back; of several processes with one duty exactly one works."""
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -12,12 +13,12 @@ from sqlalchemy import select
 from structlog.testing import capture_logs
 
 from lockstep.clock import NS_PER_S, ManualClock, SystemClock
-from lockstep.errors import ControlAway, LeaseLost, StoreAway
+from lockstep.errors import ControlAway, LeaseLost, LockstepError, StoreAway
 from lockstep.state.database import ControlDatabase
-from lockstep.state.leases import Duty, DutyOptions, Lease, check_lease, release_lease, take_lease
+from lockstep.state.leases import Duty, DutyOptions, Lease, check_held, check_lease, release_lease, take_lease
 from lockstep.state.tables import LEASES
 from tests.lockstep.state.child import child, race_for_leases
-from tests.waiting import HastyClock, eventually
+from tests.waiting import LIMIT_S, HastyClock, eventually
 
 TTL_NS = 10 * NS_PER_S
 OPTIONS = DutyOptions(period_s=1.0, lease_s=10.0)
@@ -44,6 +45,19 @@ def test_lease_is_renewed_by_its_holder_and_taken_by_another_when_it_expired(db:
         check_lease(db, first, now_ns=0)
     release_lease(db, first)
     check_lease(db, second, now_ns=TTL_NS)
+
+
+def test_lease_that_ends_beyond_two_lease_times_was_written_by_a_clock_ahead_and_holds_nobody_up(
+    db: ControlDatabase,
+) -> None:
+    take(db, "ahead", now_ns=TTL_NS)
+    assert take_lease(db, "analyzer", "b", TTL_NS, now_ns=0) is None, "two clocks may differ by a lease time"
+    check_held(db, ["analyzer"], TTL_NS, now_ns=0)
+    take(db, "ahead", now_ns=TTL_NS + 1)
+    for names in (["analyzer"], ["planner", "analyzer"]):
+        with pytest.raises(LockstepError, match=f"nobody holds the lease of: {', '.join(names)}"):
+            check_held(db, names, TTL_NS, now_ns=0)
+    assert take(db, "b", now_ns=0) == Lease("analyzer", "b", 2, TTL_NS)
 
 
 def test_lease_that_was_released_expired_or_never_given_is_lost(db: ControlDatabase) -> None:
@@ -163,10 +177,12 @@ def test_lease_is_renewed_while_the_work_takes_longer_than_it_lasts(db: ControlD
 
 def test_of_two_one_works_under_one_generation_and_the_other_waits(make: Make, clock: ManualClock) -> None:
     (first, busy), (second, idle) = make("a"), make("b")
-    for _ in range(30):  # three times as long as a lease lasts: each round renews it
-        first.run_once()
-        second.run_once()
-        clock.advance(1)
+    with capture_logs() as lines:
+        for _ in range(30):  # three times as long as a lease lasts: each round renews it
+            first.run_once()
+            second.run_once()
+            clock.advance(1)
+    assert [(line["event"], line["holder"]) for line in lines] == [("duty taken", "a"), ("duty is another's", "a")]
     assert (busy.done, idle.done) == ([(1, second) for second in range(30)], [])
     assert (first.is_held, second.is_held, second.trouble) == (True, False, None)
     second.close()
@@ -236,6 +252,26 @@ def test_control_database_that_is_away_is_trouble_and_its_lease_expires(
         patch.setattr(db, "begin", fail)
         duty.close()
     assert [line["event"] for line in lines] == ["lease not released, it expires by itself"]
+
+
+def test_duty_in_the_midst_of_its_work_is_left_with_its_lease(db: ControlDatabase, clock: ManualClock) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def work(lease: Lease, now_ns: int) -> None:
+        began.set()
+        go_on.wait(LIMIT_S)
+
+    duty = Duty("planner", "a", db, clock, work, OPTIONS)
+    duty.start()
+    assert began.wait(LIMIT_S)
+    with capture_logs() as lines:
+        duty.close(patience_s=0)
+    assert [line["event"] for line in lines] == ["duty is left in the midst of its work, its lease expires by itself"]
+    duty.check_held()
+    go_on.set()
+    duty.close()
+    with pytest.raises(LockstepError, match="nobody holds the lease of: planner"):
+        duty.check_held()
 
 
 def test_duty_that_is_started_works_until_it_is_closed(db: ControlDatabase) -> None:

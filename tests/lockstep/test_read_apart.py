@@ -1,0 +1,48 @@
+"""A file that would freeze or end whoever reads it ends a child instead, and is refused with a sentence."""
+
+from collections.abc import Callable
+
+import pytest
+
+from lockstep.errors import BadInput
+from lockstep.plain_pickle import load_plain, load_plain_all
+from planner.checkpoints.inert_pickle import read_metadata, read_state
+
+READERS = (load_plain, read_metadata, read_state)
+_TUPLE, _ONE, _PAIR, _KEY = b"\x80\x02})", b"\x85", b"\x86", b"Ns."  # of pickles; a key of a dictionary is hashed
+DOUBLED = _TUPLE + b"".join(b"q%ch%c" % (place, place) + _PAIR for place in range(60)) + _KEY
+DEEP = _TUPLE + _ONE * 300_000 + _KEY
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_pickle_whose_key_takes_for_ever_or_overflows_the_stack_is_refused(
+    read: Callable[[str, bytes], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.plain_pickle._CHILD_CPU_S", 1)
+    for data, why in ((DOUBLED, "reading it takes more than 1 s of CPU"), (DEEP, "it is nested too deeply")):
+        with pytest.raises(BadInput, match=f"^dump: {why}$"):
+            read("dump", data)
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_pickle_that_unfolds_to_more_memory_than_its_length_allows_is_refused(
+    read: Callable[[str, bytes], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.plain_pickle._CHILD_BYTES", 128 << 20)
+    monkeypatch.setattr("lockstep.plain_pickle._BYTES_PER_BYTE", 1)
+    with pytest.raises(BadInput, match="does not fit into memory"):
+        read("dump", b"\x80\x02(" + b"}" * (4 << 20) + b"l.")
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_what_is_sound_or_only_broken_passes_the_child(read: Callable[[str, bytes], object]) -> None:
+    assert read("dump", b"\x80\x02}X\x01\x00\x00\x00aK\x07s.") == {"a": 7}
+    with pytest.raises(BadInput, match=r"^dump: cannot be read as a pickle: "):
+        read("dump", b"\x80\x02}X")
+
+
+def test_of_many_files_the_one_that_cannot_be_read_is_named() -> None:
+    sound = b"\x80\x02K\x07."
+    assert load_plain_all({"a": sound, "b": sound}) == {"a": 7, "b": 7}
+    with pytest.raises(BadInput, match=r"^b: it is nested too deeply$"):
+        load_plain_all({"a": sound, "b": DEEP})
