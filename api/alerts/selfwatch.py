@@ -150,8 +150,8 @@ def _of_agents(agents: Agents, expects: bool, patience: Patience, now_ns: int) -
         return {"agents": f"no agent reports: {last if agents.hosts else none}"}
     if agents.behind_s > patience.silent_s:
         return {
-            "windows": f"no window closes: data of host {agents.last_host} ends {agents.behind_s:.0f} s "
-            "before its heartbeat, and windows wait for it"
+            "windows": f"windows close without host {agents.last_host}: its data ends {agents.behind_s:.0f} s "
+            "before its heartbeat"
         }
     return {}
 

@@ -316,12 +316,11 @@ class Gateway:
         """Insert a segment, and return what is left to do; one that cannot be read is kept for a person to see."""
         try:
             self.metrics.rows.inc(self._insert_segment(path))
-            finished: Callable[[], object] = path.unlink
         except BadInput as error:
             _log.error("segment cannot be read and is set aside", segment=path.name, reason=str(error))
             self.metrics.batches.labels("set_aside").inc()
-            finished = partial(path.rename, path.with_suffix(".bad"))
-        return finished
+            return partial(path.rename, path.with_suffix(".bad"))
+        return path.unlink
 
     def _insert_segment(self, path: Path) -> int:
         kept = self._kept.get(segment_number(path))

@@ -215,9 +215,9 @@ class KernelView:
             if home != network_namespace(self._proc, "self"):
                 descriptor = os.open(self._proc / str(processes[0].pid) / "ns/net", os.O_RDONLY | os.O_CLOEXEC)
             sockets, addresses = self._kernel.sockets(descriptor), self._kernel.addresses(descriptor)
-            self._problems.note(_INCOMPLETE, "", "reason", what="sockets")
+            self._problems.note(_INCOMPLETE, "", "reason", what="sockets", namespace=home)
         except (NotPresent, OSError) as absence:  # also when the process has just gone
-            self._problems.note(_INCOMPLETE, str(absence), "reason", what="sockets")
+            self._problems.note(_INCOMPLETE, str(absence), "reason", what="sockets", namespace=home)
             return {}
         finally:
             if descriptor is not None:

@@ -259,7 +259,7 @@ def test_nothing_is_said_while_all_is_well_or_before_there_was_a_chance() -> Non
     [
         ({"agents": Agents(4, after(600))}, "agents", "no agent reports: the last of 4 hosts spoke 400 s ago"),
         ({"agents": Agents(0, 0)}, "agents", "no agent reports: no telemetry in the last 600 s"),
-        ({"agents": Agents(4, NOW_NS, "h1", 301.0)}, "windows", "no window closes: data of host h1 ends 301 s"),
+        ({"agents": Agents(4, NOW_NS, "h1", 301.0)}, "windows", "windows close without host h1: its data ends 301 s"),
         ({"store_trouble": "gone", "agents": None}, "store", "the store is away: gone"),
         ({"store_used": 0.93}, "disk", "the store's disk is nearly full: 93% of it is used"),
         ({"lease_ends": {"planner": NOW_NS}}, "analyzer", "no analyzer is at work: nobody has held its lease for"),
