@@ -51,16 +51,20 @@ class Claims:
         Raises StoreAway while the store cannot say who held a rank before.
         """
         kept = dict(tables)
-        told = [name for name in (*_SEATED, "comms") if name in tables]
-        for name in told:
-            self._learn(tables[name], now_ns)
-        if "comms" in tables:
-            kept["comms"], seconds = self._split(tables["comms"])
-            kept |= self._tell(kept, seconds, now_ns)
-        for name in told:
-            if name != "comms":
-                kept[name], _ = self._split(tables[name], claims=False)
-        return kept, sum(tables[name].num_rows - kept[name].num_rows for name in told)
+        seats = {name: self._seats_of(tables[name]) for name in ("comms", *_SEATED) if name in tables}
+        for name in seats:
+            self._learn(tables[name], seats[name], now_ns)
+        for name in seats:  # claims first
+            if name == "comms":
+                self._add(seats[name], _codes(tables[name]["host"]))
+            kept[name], others = self._split(tables[name], seats[name])
+            if name == "comms":
+                kept |= self._tell(kept, others, now_ns)
+        return kept, sum(tables[name].num_rows - kept[name].num_rows for name in seats)
+
+    def tell_again(self) -> None:
+        """Forget what events told: they may not have been stored."""
+        self._told = set()
 
     def _tell(self, kept: Mapping[str, pa.Table], seconds: pa.Table, now_ns: int) -> dict[str, pa.Table]:
         """Return the events with one more for each host and communicator in which it claimed a rank of another."""
@@ -73,20 +77,17 @@ class Claims:
         events = rows_of(TABLE_BY_NAME["events"], [_event(row, now_ns) for row in new])
         return {"events": pa.concat_tables([kept["events"], events]) if "events" in kept else events}
 
-    def _split(self, rows: pa.Table, *, claims: bool = True) -> tuple[pa.Table, pa.Table]:
-        """Return the rows of hosts that hold what they speak of, and all others; `claims` take what nobody holds."""
-        seats, hosts = self._seats_of(rows), _codes(rows["host"])
-        if claims:
-            self._add(seats, hosts)
+    def _split(self, rows: pa.Table, seats: np.ndarray) -> tuple[pa.Table, pa.Table]:
+        """Return the rows whose hosts hold what they speak of, or nobody does, and all others."""
         holders, known = self._find(seats)
-        foreign = known & (holders != hosts) & np.asarray(pc.is_valid(rows["comm"]))
+        foreign = known & (holders != _codes(rows["host"])) & np.asarray(pc.is_valid(rows["comm"]))
         return (
             (rows.filter(pa.array(~foreign)), rows.filter(pa.array(foreign))) if foreign.any() else (rows, rows[:0])
         )
 
-    def _learn(self, rows: pa.Table, now_ns: int) -> None:
+    def _learn(self, rows: pa.Table, seats: np.ndarray, now_ns: int) -> None:
         """Ask the store who holds the seats that nobody here has claimed."""
-        _, known = self._find(self._seats_of(rows))
+        _, known = self._find(seats)
         if known.all():
             return
         unknown = rows.select(["job", "comm"]).filter(pa.array(~known))

@@ -283,6 +283,7 @@ class Gateway:
                     self._clock.wait(self._has_cut, _RESCAN_S)
             except Exception as error:  # noqa: BLE001  # whatever it is must be seen: a dead thread looks healthy
                 self._report(str(error) or repr(error))
+                self._claims.tell_again()
                 if self._stop.is_set():
                     return  # the segments wait on disk for the next start
                 self._clock.wait(self._stop, pause_s)

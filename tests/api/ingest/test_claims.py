@@ -44,6 +44,8 @@ def test_rows_of_a_rank_are_kept_from_its_first_host_and_a_second_claim_becomes_
     assert event["message"].startswith("h9 claims rank 3 of communicator 0000000000000007 of job j1, which another")
     kept, _ = claims.admit(told | {"events": rows(make(Event))}, T0)
     assert hosts(kept, "events") == ["h0"], "it is told once"
+    claims.tell_again()
+    assert hosts(claims.admit(told, T0)[0], "events") == ["h9"], "unless it may not have been stored"
 
 
 def test_other_attempts_jobs_and_communicators_are_other_ranks() -> None:
