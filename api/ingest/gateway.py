@@ -2,17 +2,19 @@
 
 A batch is acknowledged when it is on disk. A segment is deleted when all its rows are in the store and the
 watermarks that it carried are written down. Whatever is repeated in between carries the same token, so the store
-keeps it once. Nothing depends on how long an outage lasts.
+keeps it once. Of several gateways behind one address, one claims a batch that was sent to two, and inserts it.
+Nothing depends on how long an outage lasts.
 """
 
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -30,6 +32,7 @@ from api.ingest.log import (
     segment_number,
 )
 from api.ingest.segments import Insert, KeptRows, Piece, inserts_of
+from lockstep.batches import BatchName
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.directories import lock_directory
 from lockstep.errors import BadInput, GatewayFull, LockstepError
@@ -72,16 +75,25 @@ class GatewayOptions:
     max_kept_bytes: int = 256 << 20  # of rows in memory that wait for the store; a host sends 100 KB a second
 
 
+class Claims(Protocol):
+    """Settles with other gateways who inserts which batch."""
+
+    def claim(self, gateway: str, names: Iterable[BatchName], now_ns: int) -> set[BatchName]: ...
+
+
 class Gateway:
     """Takes batches from many threads; `start` and `close` frame its life."""
 
-    def __init__(self, directory: Path, store: Store, clock: Clock, options: GatewayOptions) -> None:
+    def __init__(
+        self, directory: Path, store: Store, clock: Clock, options: GatewayOptions, claims: Claims | None = None
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(directory)
         recover(directory)
         self._directory = directory
         self._store = store
         self._clock = clock
+        self._claims = claims
         self._options = options
         self._identity = identify(directory)
         self._watermarks = Watermarks(directory / "watermarks.json")
@@ -207,12 +219,11 @@ class Gateway:
 
     def _choose_new(self, group: list[Bundle]) -> list[list[Entry]]:
         """Return of each bundle the batches that were not acknowledged before, each once, in the order they came."""
-        seen: set[tuple[str, str, int]] = set()
+        seen: set[BatchName] = set()
 
         def is_first(entry: Entry) -> bool:
-            name = (entry.agent, entry.boot, entry.number)
-            is_known = name in seen
-            seen.add(name)
+            is_known = entry.name in seen
+            seen.add(entry.name)
             return not is_known
 
         return [[one for one in bundle.entries if self._watermarks.is_new(one) and is_first(one)] for bundle in group]
@@ -230,7 +241,8 @@ class Gateway:
         segment.append(entries)
         for bundle, new in zip(group, fresh, strict=True):
             is_all = len(new) == len(bundle.entries)
-            self._kept.add(segment.number, bundle.rows if bundle.rows is not None and is_all else new)
+            piece = bundle.rows if bundle.rows is not None and is_all else new
+            self._kept.add(segment.number, piece, (entry.name for entry in new))
         for entry in entries:
             self._watermarks.advance(entry)
 
@@ -288,14 +300,20 @@ class Gateway:
             self._kept.forget(segment_number(path))
 
     def _insert_segment(self, path: Path) -> int:
-        kept = self._kept.get(segment_number(path))
-        if kept is not None:
-            return self._insert_pieces(kept, segment_number(path))
+        number = segment_number(path)
+        kept, names = self._kept.get(number), self._kept.names(number)
+        if kept is not None and self._claim(names).issuperset(names):
+            return self._insert_pieces(kept, number)
         segment = read_segment(path)
-        rows = self._insert_pieces([segment.entries], segment_number(path))
+        ours = self._claim([entry.name for entry in segment.entries])
+        rows = self._insert_pieces([[entry for entry in segment.entries if entry.name in ours]], number)
         if segment.damaged_at is not None:
             raise BadInput(f"damaged at byte {segment.damaged_at}; what stands before it is in the store")
         return rows
+
+    def _claim(self, names: Sequence[BatchName]) -> set[BatchName]:
+        """Return which batches are ours to insert: all, unless another gateway was sent some of them too."""
+        return self._claims.claim(self._identity, names, self._clock.now_ns()) if self._claims else set(names)
 
     def _insert_pieces(self, pieces: Iterable[Piece], number: int) -> int:
         def insert(part: Insert) -> int:

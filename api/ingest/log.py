@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.batches import BatchName
 from lockstep.directories import sync_directory
 
 _FRAME = struct.Struct("<4sIII")  # magic, header bytes, body bytes, checksum of both
@@ -28,6 +29,10 @@ class Entry:
     number: int
     received_ns: int
     body: bytes
+
+    @property
+    def name(self) -> BatchName:
+        return BatchName(self.agent, self.boot, self.number)
 
 
 class OpenSegment:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from api.ingest.gateway import Gateway, GatewayOptions
+from api.ingest.gateway import Claims, Gateway, GatewayOptions
 from api.ingest.log import Entry
 from lockstep.batches import encode_batch
 from lockstep.records import Event
@@ -39,9 +39,11 @@ def entry(number: int, *messages: str, agent: str = "h0", boot: str = "b1", body
 
 
 @contextmanager
-def running(directory: Path, store: Store, options: GatewayOptions | None = None) -> Iterator[Gateway]:
+def running(
+    directory: Path, store: Store, options: GatewayOptions | None = None, claims: Claims | None = None
+) -> Iterator[Gateway]:
     """Give a started gateway and close it at the end of the block."""
-    gateway = Gateway(directory, store, HastyClock(), options or GatewayOptions())
+    gateway = Gateway(directory, store, HastyClock(), options or GatewayOptions(), claims)
     gateway.start()
     try:
         yield gateway
