@@ -115,6 +115,9 @@ BATCH_CLAIMS = Table(
     *(*_numbers("last"), *_names("gateway"), *_numbers("seen_ns")),
 )
 
+# By job that sends telemetry: how far the analyzer has come with it.
+JOB_ANALYSIS = Table("job_analysis", METADATA, _key(), *_numbers("until_ns"))
+
 # The newest is the cluster's.
 TOPOLOGIES = Table(
     "topologies",
@@ -284,7 +287,7 @@ STEPS: tuple[Step, ...] = (
     # Was `wishes`, whose rows expired within minutes and are left where they are.
     Step(6, _made(DETAIL_REQUESTS)),
     Step(7, _made(ANALYSIS)),
-    Step(8, _made(BATCH_CLAIMS)),
+    Step(8, _made(BATCH_CLAIMS, JOB_ANALYSIS)),
 )
 
 
