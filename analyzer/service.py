@@ -25,6 +25,7 @@ from lockstep.state.incidents import (
     add_detail_requests,
     list_incidents,
     note_analysis,
+    note_jobs,
     open_incidents,
     save_incidents,
 )
@@ -146,6 +147,8 @@ class AnalyzerService:
                 evaluations += self._evaluate(backlogs[first : first + _AT_ONCE], lease, now_ns, failed)
             backlogs = [backlog for backlog in backlogs if backlog.due]
         self._close_ended([key for key in self._jobs if key not in spans], lease, now_ns)
+        reached = {job: self._jobs[job, attempt].done_until_ns for job, attempt in sorted(spans)}
+        note_jobs(self._control, {job: until_ns for job, until_ns in reached.items() if until_ns is not None})
         if failed:
             raise failed[0]
         note_analysis(self._control, Analysis(now_ns, self.skipped))

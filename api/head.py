@@ -18,6 +18,7 @@ from lockstep.clock import NS_PER_S, Clock
 from lockstep.config import Settings, make_state_dir
 from lockstep.errors import BadInput
 from lockstep.sealing import Keyring
+from lockstep.state.claims import BatchClaims
 from lockstep.state.database import ControlDatabase, open_control
 from lockstep.state.fabric import find_topology, list_topologies
 from lockstep.state.leases import Duty, DutyOptions, Work, unique_holder
@@ -92,7 +93,7 @@ def opened_api(
             store=store,
             layout=layout_of(settings),
             control=control,
-            gateway=Gateway(settings.state_dir / "gateway", store, clock, options),
+            gateway=Gateway(settings.state_dir / "gateway", store, clock, options, BatchClaims(control)),
             clock=clock,
             topology=topology or topology_of(settings, control),
             notice=notice,

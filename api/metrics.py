@@ -23,7 +23,7 @@ from lockstep.errors import LockstepError
 from lockstep.execution import OUT_OF_SERVICE, Execution
 from lockstep.state.decisions import list_isolated
 from lockstep.state.documents import read_document
-from lockstep.state.incidents import Analysis, Change, get_incident, open_incidents, read_analysis
+from lockstep.state.incidents import Analysis, Change, get_incident, open_incidents, read_analysis, read_jobs
 from lockstep.verdict import Incident
 
 _log = structlog.get_logger("metrics")
@@ -50,6 +50,7 @@ class _Snapshot:
     step_s: dict[str, float] = field(default_factory=dict)
     nodes_out: int | None = None
     analysis: Analysis | None = None
+    judged_ns: dict[str, int] = field(default_factory=dict)  # by job
     queue: QueueFigures = field(default_factory=QueueFigures)
     failed: tuple[str, ...] = ()
 
@@ -95,15 +96,17 @@ class SystemMetrics(Collector):
         steps = (((job,), seconds) for job, seconds in sorted(snapshot.step_s.items()))
         yield _gauge("lockstep_job_step_seconds", "Median training step of the last minutes", ["job"], steps)
         yield _gauge("lockstep_nodes_out", "Nodes that we took out of service", [], _alone(snapshot.nodes_out))
-        yield from self._of_analysis(snapshot.analysis)
+        yield from self._of_analysis(snapshot.analysis, snapshot.judged_ns)
         yield from _of_queue(snapshot.queue)
         unread = [((source,), float(source in snapshot.failed)) for source in ("control", "store")]
         yield _gauge("lockstep_metrics_unread", "1 where gauges are missing because it was away", ["source"], unread)
 
-    def _of_analysis(self, analysis: Analysis | None) -> Iterator[GaugeMetricFamily]:
+    def _of_analysis(self, analysis: Analysis | None, judged_ns: Mapping[str, int]) -> Iterator[GaugeMetricFamily]:
         now_ns = self._parts.clock.now_ns()
         behind_s = max(now_ns - analysis.until_ns, 0) / NS_PER_S if analysis else None
         yield _gauge("lockstep_analysis_behind_seconds", "Since what was judged last", [], _alone(behind_s))
+        by_job = (((job,), max(now_ns - until_ns, 0) / NS_PER_S) for job, until_ns in sorted(judged_ns.items()))
+        yield _gauge("lockstep_job_analysis_behind_seconds", "The same by job, the furthest behind", ["job"], by_job)
         skipped = analysis.skipped if analysis else None
         yield _gauge("lockstep_analysis_skipped", "Evaluations left out because it was behind", [], _alone(skipped))
 
@@ -139,6 +142,7 @@ class SystemMetrics(Collector):
             by_job=Tally(dict(by_job.most_common(settings.api.metrics_jobs))),
             nodes_out=sum(each.state in OUT_OF_SERVICE for each in list_isolated(control)),
             analysis=read_analysis(control),
+            judged_ns=read_jobs(control, settings.api.metrics_jobs),
             queue=read_queue(settings.alerts, control, self._parts.clock.now_ns()),
         )
 

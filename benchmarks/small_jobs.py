@@ -7,22 +7,25 @@ counted, so that neighbours on the machine count little; they do share its cache
 
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from analyzer.diagnosis import diagnose
 from analyzer.pipeline import FollowOptions
-from analyzer.service import AnalyzerService, ServiceOptions
+from analyzer.service import AnalyzerService, Announce, ServiceOptions
 from analyzer.windows.window import EvaluationOptions
 from benchmarks.figures import Figure, clocked, in_own_process
 from lockstep.clock import NS_PER_S
-from lockstep.state.database import open_control
+from lockstep.state.database import ControlDatabase, open_control
+from lockstep.state.incidents import read_jobs
 from lockstep.state.leases import take_lease
 from lockstep.store.engine import Embedded, EmbeddedEngine
 from lockstep.store.migrations import Layout, migrate
@@ -39,6 +42,8 @@ _START_NS = 1_700_000_000 * NS_PER_S
 _SECONDS, _LEARNT_S, _HOP_S = 40, 30, 2
 _ENGINE_BYTES = 4 << 30
 _FLOOR, _GOAL = 50, 200  # jobs
+_LAG_FLOOR_S, _LAG_GOAL_S = 5.0, 3.0
+_MOST_JOBS = 10_000
 _CAPTURE_FLOOR_S, _CAPTURE_GOAL_S = 5.0, 2.0
 _SLOW_NIC = "nic:h3/eth3"
 _SEED = 1
@@ -100,6 +105,20 @@ def measure_jobs(jobs: int) -> Spent:
     with tempfile.TemporaryDirectory(prefix="lockstep-jobs-") as folder:
         in_own_process(_fill, Path(folder) / "store", jobs)
         return in_own_process(_follow, Path(folder))
+
+
+def lag_figure(jobs: int) -> Figure:
+    """Return how far behind the analysis of a job is with so many on one head, were a core its own.
+
+    Just before a round ends a job is as far behind as it ever is. How long its rows take to the store comes on top;
+    `bench fleet` has that.
+    """
+    with tempfile.TemporaryDirectory(prefix="lockstep-jobs-") as folder:
+        in_own_process(_fill, Path(folder) / "store", jobs)
+        lags_s = in_own_process(_find_lags, Path(folder))
+    p50, p99 = np.quantile(lags_s, [0.5, 0.99])
+    beside = f"p50 {p50:.1f} s, {jobs} jobs of 8 ranks, {len(lags_s) // jobs} rounds; rows in the store at once"
+    return Figure("analysis behind a job, p99", float(p99), "s", _LAG_FLOOR_S, _LAG_GOAL_S, False, beside)
 
 
 def measure_capture() -> Spent:
@@ -165,22 +184,46 @@ def _renamed(rows: pa.Table, number: int) -> pa.Table:
     return rows
 
 
-def _follow(folder: Path) -> Spent:
-    named: list[str] = []
+_Following = tuple[TimedStore, ControlDatabase, Callable[[int], int]]
+
+
+@contextmanager
+def _following(folder: Path, announce: Announce) -> Iterator[_Following]:
+    """Give what evaluates all jobs at a moment, after half a minute in which their steps were learnt."""
     with (
         closing(TimedStore(folder / "store")) as store,
         open_control(f"sqlite:///{folder / 'control.db'}") as control,
     ):
         options = ServiceOptions(follow=FollowOptions(evaluations=EvaluationOptions(hop_ns=_HOP_S * NS_PER_S)))
-        service = AnalyzerService(store, control, None, options, lambda told: named.append(told.verdict.component))
+        service = AnalyzerService(store, control, None, options, announce)
         lease = take_lease(control, "analyzer", "bench", 3_600 * NS_PER_S, _START_NS)
         assert lease is not None
         service.run_once(lease, _START_NS + _LEARNT_S * NS_PER_S)
+        yield store, control, partial(service.run_once, lease)
+
+
+def _find_lags(folder: Path) -> list[float]:
+    """Return by round and job how far behind it was; a round begins a second after the last, or at its end."""
+    lags_s: list[float] = []
+    now_ns = _START_NS + _LEARNT_S * NS_PER_S
+    with _following(folder, lambda told: None) as (_, control, evaluate):
+        while (now_ns := now_ns + NS_PER_S) <= _START_NS + _SECONDS * NS_PER_S:
+            judged = read_jobs(control, _MOST_JOBS)
+            _, _, cpu_s = clocked(partial(evaluate, now_ns))
+            ended_ns = now_ns + int(cpu_s * NS_PER_S)
+            lags_s += [(ended_ns - until_ns) / NS_PER_S for until_ns in judged.values()]
+            now_ns = max(now_ns, ended_ns - NS_PER_S)
+    return lags_s
+
+
+def _follow(folder: Path) -> Spent:
+    named: list[str] = []
+    with _following(folder, lambda told: named.append(told.verdict.component)) as (store, _, evaluate):
         store.engine_s, store.select_s, store.statements = 0.0, 0.0, 0
 
         def follow() -> int:
             hops = range(_LEARNT_S + _HOP_S, _SECONDS + 1, _HOP_S)
-            return sum(service.run_once(lease, _START_NS + second * NS_PER_S) for second in hops)
+            return sum(evaluate(_START_NS + second * NS_PER_S) for second in hops)
 
         evaluations, _, cpu_s = clocked(follow)
     return _spent(store, cpu_s, evaluations, named)

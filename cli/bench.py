@@ -24,6 +24,7 @@ def command(
         bool,
         typer.Option("--full", help="Of accuracy: every variant with every seed; of soak: a day instead of an hour."),
     ] = False,
+    jobs: Annotated[bool, typer.Option("--jobs", help="Of fleet: how far behind 100 jobs the analysis is.")] = False,
     worlds: Annotated[
         int, typer.Option("--worlds", min=0, help="Of accuracy: so many worlds drawn from --seed.")
     ] = 0,
@@ -38,7 +39,9 @@ def command(
         raise typer.BadParameter(f"--full is for {', '.join(_HAS_MORE)}, and not together with --quick")
     if (worlds or world >= 0) and (full or quick or name != "accuracy"):
         raise typer.BadParameter("--worlds and --world are for accuracy, and not together with --quick or --full")
-    more: dict[str, object] = {"full": True} if full else {}
+    if jobs and name != "fleet":
+        raise typer.BadParameter("--jobs is for fleet")
+    more: dict[str, object] = {"full": True} if full else {"jobs": True} if jobs else {}
     if worlds or world >= 0:
         more |= {"worlds": range(world, world + 1) if world >= 0 else range(worlds), "seed": seed}
     measured: tuple[Figure, ...] = import_module(f"benchmarks.{name}").measure(quick, note, **more)

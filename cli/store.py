@@ -19,6 +19,7 @@ from lockstep.state.tokens import Scope, create_token, list_tokens, revoke_token
 from lockstep.store.maintenance import Inventory, apply_retention, backup, past_retention, restore, take_inventory
 from lockstep.store.migrations import check_migrated, migrate
 from lockstep.store.opening import layout_of, node_urls, opened_store
+from lockstep.store.planning import Machine, plan_store
 
 app = typer.Typer(no_args_is_help=True, help="The telemetry store.")
 audit = typer.Typer(no_args_is_help=True, help="The audit: who did what.")
@@ -51,6 +52,35 @@ def status(context: typer.Context, as_json: AsJson = False) -> None:
         return
     for inventory in inventories:
         _print(inventory)
+
+
+@app.command("plan")
+def plan_command(
+    context: typer.Context,
+    hosts: Annotated[int, typer.Option(min=1, help="Hosts of eight GPUs.")],
+    days: Annotated[int, typer.Option(min=1, help="Days from now; tables keep their rows as the settings say.")] = 30,
+    disk_tb: Annotated[float, typer.Option(min=0.1, help="Disk of a node.")] = Machine.disk_tb,
+    cores: Annotated[int, typer.Option(min=1, help="Cores of a node.")] = Machine.cores,
+    replicas: Annotated[int, typer.Option(min=1, help="Nodes that hold the same rows.")] = Machine.replicas,
+    as_json: AsJson = False,
+) -> None:
+    """Say how many rows, disks and shards a fleet needs, by what was measured of a busy host."""
+    kept = settings_of(context).store.retention_days
+    plan = plan_store(hosts, days, kept, Machine(disk_tb, cores, replicas))
+    if as_json:
+        out.print_json(data=asdict(plan))
+        return
+    picture = Picture("table", "kept days", "rows/s", "million rows", "GB", box=None)
+    for each in plan.tables:
+        sizes = (f"{each.rows_per_s:,.0f}", f"{each.rows / 1e6:,.0f}", f"{each.bytes / 1e9:,.0f}")
+        picture.add_row(each.table, str(each.kept_days), *sizes)
+    out.print(picture)
+    out.print(
+        f"{hosts:,} hosts after {days} days: {plan.rows_per_s:,.0f} rows/s, {plan.rows / 1e9:,.1f} billion rows, "
+        f"{plan.bytes / 1e12:,.1f} TB"
+    )
+    each_node = f"{cores} cores and {disk_tb:g} TB, {plan.disk_tb:,.1f} of them in use"
+    out.print(f"{plan.shards} shards of {replicas} replicas: {plan.nodes} nodes, each with {each_node}")
 
 
 @app.command("backup")

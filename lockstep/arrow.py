@@ -176,6 +176,9 @@ def _check_nulls(table: Table, column: Column, values: pa.ChunkedArray) -> None:
 
 def _check_range(table: Table, column: Column, values: pa.ChunkedArray) -> None:
     if column.kind in ("timestamp", "duration"):
+        lowest = pc.min(values).as_py()  # in one look; that nothing is wrong is what is usual
+        if lowest is None or lowest >= 0:
+            return
         row = _first_row(pc.less(values, 0))
         problem = "negative time" if column.kind == "timestamp" else "negative duration"
     elif column.kind == "f64":
@@ -190,11 +193,16 @@ def _check_range(table: Table, column: Column, values: pa.ChunkedArray) -> None:
 def _check_choices(table: Table, column: Column, values: pa.ChunkedArray) -> None:
     if not column.choices:
         return
-    known = pc.is_in(values, value_set=pa.array(column.choices, pa.string()))
-    row = _first_row(pc.and_(pc.invert(known), pc.is_valid(values)))
-    if row is not None:
+    known = pc.is_in(values, value_set=_choices(column.choices))
+    if (pc.sum(known).as_py() or 0) + values.null_count < len(values):
+        row = _first_row(pc.and_(pc.invert(known), pc.is_valid(values))) or 0
         problem = f"{values[row].as_py()!r} is none of {', '.join(column.choices)}"
         raise BadRows(problem, table=table.name, column=column.name, row=row)
+
+
+@cache
+def _choices(choices: tuple[str, ...]) -> pa.Array:
+    return pa.array(choices, pa.string())
 
 
 def _check_inner_nulls(table: Table, column: Column, values: pa.ChunkedArray) -> None:
@@ -215,8 +223,10 @@ def _inner_arrays(chunk: pa.Array) -> list[pa.Array]:
 
 
 def _first_row(mask: pa.ChunkedArray) -> int | None:
+    if not pc.any(mask).as_py():  # a tenth of what finding the place costs
+        return None
     row: int = pc.index(mask, pa.scalar(True)).as_py()
-    return row if row >= 0 else None
+    return row
 
 
 def _first_at_fault(values: pa.ChunkedArray, is_at_fault: Callable[[pa.ChunkedArray], bool]) -> int:

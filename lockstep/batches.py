@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pydantic import ConfigDict, Field
@@ -33,6 +33,14 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # without it a stream that
 _PIECE = 1 << 17  # most batches unpack into one
 _KNOWN_SHAPES = 256  # some ten tables of the few releases that run at the same time
 _LARGEST_KNOWN_SHAPE = 16 << 10  # bytes; ours have 1,400 at most. A larger one is read each time: memory is bounded
+
+
+class BatchName(NamedTuple):
+    """What an agent calls a batch, wherever it sends it; number counts from 1 in each boot."""
+
+    agent: str
+    boot: str
+    number: int
 
 
 def encode_batch(tables: Mapping[str, pa.Table]) -> bytes:

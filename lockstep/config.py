@@ -62,7 +62,7 @@ class Settings(Section):
 
     state_dir: Path = Field(Path("/var/lib/lockstep"), description="what this machine must keep")
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="least severe line to print")
-    lease_s: float = Field(15.0, gt=0, description="a service that is silent for this long loses its role")
+    lease_s: float = Field(8.0, gt=0, description="a service that is silent for this long loses its role")
     store: StoreSettings = StoreSettings()
     control: ControlSettings = ControlSettings()
     api: ApiSettings = ApiSettings()

@@ -42,12 +42,16 @@ class StoreSettings(Section):
     """Where telemetry lives."""
 
     url: str = Field(
-        "", description="chdb:///directory or http(s)://user@host:8123/database; empty: <state_dir>/store"
+        "",
+        description="chdb:///directory or http(s)://user@host:8123/database, of a cluster with several nodes, any of "
+        "which will do: http://user@a:8123,b:8123/database; empty: <state_dir>/store",
     )
     password_file: Path | None = Field(None, description="file with the password, where the URL has none")
     memory_mb: int = Field(2048, ge=256, description="memory cap of the embedded engine, and of a query on a server")
     cluster: str | None = Field(None, description="name of the cluster in the servers' configuration; shards by job")
-    nodes: tuple[str, ...] = Field((), description="URLs of all nodes of the cluster, for migrations and backups")
+    nodes: tuple[str, ...] = Field(
+        (), description="URLs of all nodes of the cluster, for migrations and backups; empty: those in url"
+    )
     replicated: bool = Field(False, description="use Replicated engines, which need a Keeper")
     retention_days: dict[str, Days] = Field(
         default_factory=dict, description="days to keep rows by table, where not the default; 0 keeps them"

@@ -129,6 +129,7 @@ WORDS: dict[str, str] = {
     "scenario": "A simulated cluster, a job, what breaks in it when, and which verdict is right.",
     "watermark": "A moment or a number up to which nothing is missing any more.",
     "segment": "An immutable piece of the gateway's log that goes into the store whole, and once.",
+    "claim": "What a gateway says of a batch before it stores it, so that no other one does.",
     "detail request": "What the server asks a collector to do, such as more detail on a rank; each expires.",
 }
 

@@ -22,7 +22,7 @@ from lockstep.errors import BadBatch, GatewayFull
 from lockstep.tables import TABLE_BY_NAME
 
 _GROUP = 64  # batches looked at together at most
-_GATHER_S, _POLLS = 0.02, 5  # for how long, and how often while more come: agents send once a second and do not mind
+_GATHER_S, _POLLS = 0.05, 5  # how long, and how often while more come: agents send every two seconds and do not mind
 _GROUP_BYTES = 4 << 20  # as they came; unpacked they may take sixteen times that
 
 Rows = Mapping[Shape, pa.Table]  # checked, each in its table's exact schema
@@ -121,7 +121,7 @@ class BatchChecker:
         return group, False
 
     def _wait_for_more(self) -> None:
-        """Wait while more come, a tenth of a second at most: a group of 30 costs a third of three groups of ten."""
+        """Wait while more come, a quarter of a second at most: a group of 30 costs a third of three groups of ten."""
         for _ in range(_POLLS):
             waiting = self._queue.qsize()
             if self._closing.wait(_GATHER_S) or not waiting < self._queue.qsize() < _GROUP:

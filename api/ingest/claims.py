@@ -35,7 +35,7 @@ _MOST_ASKED = 10_000  # communicators at once; others are asked for with the nex
 _MOST = 4_000_000  # seats in memory, 64 MB; then all are forgotten and asked for again
 
 
-class Claims:
+class RankClaims:
     """Holders by seat: a job's attempt, a communicator and a rank, as one random number each; for one thread."""
 
     def __init__(self, store: Store) -> None:

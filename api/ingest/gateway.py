@@ -2,13 +2,14 @@
 
 A batch is acknowledged when it is on disk. A segment is deleted when all its rows are in the store and the
 watermarks that it carried are written down. Whatever is repeated in between carries the same token, so the store
-keeps it once. Nothing depends on how long an outage lasts.
+keeps it once. Of several gateways behind one address, one claims a batch that was sent to two, and inserts it.
+Nothing depends on how long an outage lasts.
 """
 
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +20,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from api.ingest.checking import Arrival, BatchChecker, Bundle, CheckLimits
-from api.ingest.claims import Claims
+from api.ingest.claims import RankClaims
 from api.ingest.log import (
     Entry,
     OpenSegment,
@@ -32,9 +33,11 @@ from api.ingest.log import (
     segment_number,
 )
 from api.ingest.segments import Insert, KeptRows, Piece, inserts_of
+from lockstep.batches import BatchName
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.directories import lock_directory
 from lockstep.errors import BadInput, GatewayFull, LockstepError
+from lockstep.state.claims import BatchClaims
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
 
@@ -84,13 +87,16 @@ class GatewayOptions:
 class Gateway:
     """Takes batches from many threads; `start` and `close` frame its life."""
 
-    def __init__(self, directory: Path, store: Store, clock: Clock, options: GatewayOptions) -> None:
+    def __init__(
+        self, directory: Path, store: Store, clock: Clock, options: GatewayOptions, claims: BatchClaims | None = None
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(directory)
         recover(directory)
         self._directory = directory
         self._store = store
         self._clock = clock
+        self._batch_claims = claims
         self._options = options
         self._identity = identify(directory)
         self._watermarks = Watermarks(directory / "watermarks.json")
@@ -102,7 +108,7 @@ class Gateway:
         self._open: OpenSegment | None = None
         self._opened_ns = 0
         self._checker = BatchChecker(self._enqueue)
-        self._claims = Claims(store)
+        self._rank_claims = RankClaims(store)
         self._stop = threading.Event()
         self._leaves_ns = 1 << 63  # on the monotonic clock; no segment is begun after this
         self._has_cut = threading.Event()  # a segment waits to be inserted
@@ -220,12 +226,11 @@ class Gateway:
 
     def _choose_new(self, group: list[Bundle]) -> list[list[Entry]]:
         """Return of each bundle the batches that were not acknowledged before, each once, in the order they came."""
-        seen: set[tuple[str, str, int]] = set()
+        seen: set[BatchName] = set()
 
         def is_first(entry: Entry) -> bool:
-            name = (entry.agent, entry.boot, entry.number)
-            is_known = name in seen
-            seen.add(name)
+            is_known = entry.name in seen
+            seen.add(entry.name)
             return not is_known
 
         return [[one for one in bundle.entries if self._watermarks.is_new(one) and is_first(one)] for bundle in group]
@@ -243,7 +248,8 @@ class Gateway:
         segment.append(entries)
         for bundle, new in zip(group, fresh, strict=True):
             is_all = len(new) == len(bundle.entries)
-            self._kept.add(segment.number, bundle.rows if bundle.rows is not None and is_all else new)
+            piece = bundle.rows if bundle.rows is not None and is_all else new
+            self._kept.add(segment.number, piece, (entry.name for entry in new))
         for entry in entries:
             self._watermarks.advance(entry)
 
@@ -283,7 +289,7 @@ class Gateway:
                     self._clock.wait(self._has_cut, _RESCAN_S)
             except Exception as error:  # noqa: BLE001  # whatever it is must be seen: a dead thread looks healthy
                 self._report(str(error) or repr(error))
-                self._claims.tell_again()
+                self._rank_claims.tell_again()
                 if self._stop.is_set():
                     return  # the segments wait on disk for the next start
                 self._clock.wait(self._stop, pause_s)
@@ -324,14 +330,21 @@ class Gateway:
         return path.unlink
 
     def _insert_segment(self, path: Path) -> int:
-        kept = self._kept.get(segment_number(path))
-        if kept is not None:
-            return self._insert_pieces(kept, segment_number(path))
+        number = segment_number(path)
+        kept, names = self._kept.get(number), self._kept.names(number)
+        if kept is not None and self._claim(names).issuperset(names):
+            return self._insert_pieces(kept, number)
         segment = read_segment(path)
-        rows = self._insert_pieces([segment.entries], segment_number(path))
+        ours = self._claim([entry.name for entry in segment.entries])
+        rows = self._insert_pieces([[entry for entry in segment.entries if entry.name in ours]], number)
         if segment.damaged_at is not None:
             raise BadInput(f"damaged at byte {segment.damaged_at}; what stands before it is in the store")
         return rows
+
+    def _claim(self, names: Sequence[BatchName]) -> set[BatchName]:
+        """Return which batches are ours to insert: all, unless another gateway was sent some of them too."""
+        claims = self._batch_claims
+        return claims.claim(self._identity, names, self._clock.now_ns()) if claims else set(names)
 
     def _insert_pieces(self, pieces: Iterable[Piece], number: int) -> int:
         def insert(part: Insert) -> int:
@@ -348,7 +361,7 @@ class Gateway:
         return sum(each.result() for each in inserts)
 
     def _admit(self, tables: dict[str, pa.Table]) -> dict[str, pa.Table]:
-        kept, foreign = self._claims.admit(tables, self._clock.now_ns())
+        kept, foreign = self._rank_claims.admit(tables, self._clock.now_ns())
         self.metrics.foreign_rows.inc(foreign)
         return kept
 

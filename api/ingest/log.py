@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.batches import BatchName
 from lockstep.bounds import BOUNDS
 from lockstep.directories import sync_directory
 from lockstep.errors import LockstepError
@@ -33,6 +34,10 @@ class Entry:
     number: int
     received_ns: int
     body: bytes
+
+    @property
+    def name(self) -> BatchName:
+        return BatchName(self.agent, self.boot, self.number)
 
 
 class OpenSegment:

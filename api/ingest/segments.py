@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from api.ingest.checking import Rows, check_joined, join_rows
 from api.ingest.log import Entry
-from lockstep.batches import Shape, read_batch
+from lockstep.batches import BatchName, Shape, read_batch
 
 Piece = Rows | Sequence[Entry]  # batches that follow each other: the rows of all of them, or as they came
 
@@ -24,28 +24,38 @@ class KeptRows:
         self._max_bytes = max_bytes
         self._pieces: dict[int, list[Piece] | None] = {}  # by segment; None: not all of it could be kept
         self._sizes: dict[int, int] = {}
+        self._names: dict[int, list[BatchName]] = {}
 
     @property
     def size(self) -> int:
         return sum(self._sizes.values())
 
-    def add(self, segment: int, piece: Piece) -> None:
-        """Keep what was logged; a segment of which a piece finds no room is not kept at all."""
+    def add(self, segment: int, piece: Piece, names: Iterable[BatchName]) -> None:
+        """Keep what was logged of these batches; a segment of which a piece finds no room is not kept at all."""
         pieces, size = self._pieces.setdefault(segment, []), size_of(piece)
         if pieces is None or self.size + size > self._max_bytes:
             self._pieces[segment] = None
-            self._sizes.pop(segment, None)
+            self._drop(segment)
             return
         pieces.append(piece)
+        self._names.setdefault(segment, []).extend(names)
         self._sizes[segment] = self._sizes.get(segment, 0) + size
 
     def get(self, segment: int) -> Iterable[Piece] | None:
         """Return all of a segment in order, or None when it must be read from the log."""
         return self._pieces.get(segment)
 
+    def names(self, segment: int) -> list[BatchName]:
+        """Return which batches a segment that is kept holds."""
+        return self._names.get(segment, [])
+
     def forget(self, segment: int) -> None:
         self._pieces.pop(segment, None)
+        self._drop(segment)
+
+    def _drop(self, segment: int) -> None:
         self._sizes.pop(segment, None)
+        self._names.pop(segment, None)
 
 
 def size_of(piece: Piece) -> int:

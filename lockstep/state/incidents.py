@@ -1,6 +1,6 @@
 """Incidents as the analyzer left them: written whole, read by id, by state and newest first."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -44,6 +44,7 @@ from lockstep.state.tables import (
     DETAIL_REQUESTS,
     EXECUTIONS,
     INCIDENTS,
+    JOB_ANALYSIS,
     OUTCOMES,
     VERDICT_CHANGES,
 )
@@ -217,6 +218,20 @@ def read_analysis(db: ControlDatabase) -> Analysis | None:
     with db.read() as connection:
         row = connection.execute(select(ANALYSIS.c.until_ns, ANALYSIS.c.skipped)).one_or_none()
     return Analysis(int(row.until_ns), int(row.skipped)) if row else None
+
+
+def note_jobs(db: ControlDatabase, until_ns: Mapping[str, int]) -> None:
+    """Write how far the analyzer has come with each job that it follows; others are forgotten."""
+    with db.begin() as connection:
+        connection.execute(delete(JOB_ANALYSIS).where(JOB_ANALYSIS.c.id.not_in(list(until_ns))))
+        write_over(connection, JOB_ANALYSIS, [{"id": job, "until_ns": until} for job, until in until_ns.items()])
+
+
+def read_jobs(db: ControlDatabase, most: int) -> dict[str, int]:
+    """Return by job how far the analyzer has come with it, of those that are furthest behind."""
+    query = select(JOB_ANALYSIS).order_by(JOB_ANALYSIS.c.until_ns, JOB_ANALYSIS.c.id).limit(most)
+    with db.read() as connection:
+        return {row.id: int(row.until_ns) for row in connection.execute(query)}
 
 
 def add_detail_requests(db: ControlDatabase, *requests: DetailRequest, now_ns: int = 0) -> None:

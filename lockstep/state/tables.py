@@ -107,6 +107,17 @@ DETAIL_REQUESTS = Table(
 # One row: how far the analyzer has come.
 ANALYSIS = Table("analysis", METADATA, _key(), *_numbers("until_ns", "skipped"))
 
+# Which gateway stores which batches of an agent; numbers from first to last.
+BATCH_CLAIMS = Table(
+    "batch_claims",
+    METADATA,
+    *(_key("agent"), _key("boot"), Column("first", BigInteger, primary_key=True, autoincrement=False)),
+    *(*_numbers("last"), *_names("gateway"), *_numbers("seen_ns")),
+)
+
+# By job that sends telemetry: how far the analyzer has come with it.
+JOB_ANALYSIS = Table("job_analysis", METADATA, _key(), *_numbers("until_ns"))
+
 # The newest is the cluster's.
 TOPOLOGIES = Table(
     "topologies",
@@ -279,6 +290,7 @@ STEPS: tuple[Step, ...] = (
     Step(6, _made(DETAIL_REQUESTS)),
     Step(7, _made(ANALYSIS)),
     Step(8, _made(AUDIT_CHAIN)),
+    Step(9, _made(BATCH_CLAIMS, JOB_ANALYSIS)),
 )
 
 

@@ -39,7 +39,7 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A ClickHouse server, or one node of a cluster."""
+    """A ClickHouse server, or nodes of a cluster of which any will do."""
 
     host: str
     port: int
@@ -47,10 +47,15 @@ class Server:
     password: str = field(repr=False)
     database: str = DEFAULT_DATABASE
     secure: bool = False
+    others: tuple[tuple[str, int], ...] = ()  # hosts and ports to turn to when the first does not answer
+
+    @property
+    def nodes(self) -> tuple[tuple[str, int], ...]:
+        return ((self.host, self.port), *self.others)
 
     def __str__(self) -> str:
         scheme = "https" if self.secure else "http"
-        return f"{scheme}://{self.user}@{self.host}:{self.port}/{self.database}"
+        return f"{scheme}://{self.user}@{','.join(f'{host}:{port}' for host, port in self.nodes)}/{self.database}"
 
 
 Address = Embedded | Server
@@ -59,15 +64,15 @@ Address = Embedded | Server
 def parse_address(url: str, password: str = "") -> Address:
     """Return the place a URL names, or raise BadInput with what is wrong about it.
 
-    A password inside the URL wins over the one given beside it; neither ever appears in a message.
+    Nodes of a cluster stand with commas between them: http://user@a:8123,b:8123/database. A password inside the URL
+    wins over the one given beside it; neither ever appears in a message.
     """
     try:
         parts = urlsplit(url)
-        port = parts.port
+        if parts.scheme in ("http", "https"):
+            return _server(parts, password)
     except ValueError as error:
         raise BadInput(f"the store's address is not a URL: {error}") from None
-    if parts.scheme in ("http", "https"):
-        return _server(parts, port, password)
     if parts.scheme != "chdb":
         raise BadInput(
             f"a store is chdb:///directory or http(s)://user@host:port/database, not {parts.scheme or url!r}"
@@ -77,20 +82,38 @@ def parse_address(url: str, password: str = "") -> Address:
     return Embedded(Path(unquote(parts.path)))
 
 
-def _server(parts: SplitResult, port: int | None, password: str) -> Server:
-    if not parts.hostname:
-        raise BadInput("the store's address names no host")
+def _server(parts: SplitResult, password: str) -> Server:
     secure, database = parts.scheme == "https", parts.path.strip("/") or DEFAULT_DATABASE
+    (host, port), *others = _hosts(parts, 8443 if secure else 8123)
     if not _NAME.fullmatch(database):
         raise BadInput(f"{database!r} cannot be a database name: letters, digits and _ only")
     return Server(
-        host=parts.hostname,
-        port=port or (8443 if secure else 8123),
+        host=host,
+        port=port,
         user=unquote(parts.username or "default"),
         password=unquote(parts.password) if parts.password else password,
         database=database,
         secure=secure,
+        others=tuple(others),
     )
+
+
+def _hosts(parts: SplitResult, usual_port: int) -> list[tuple[str, int]]:
+    nodes = [urlsplit(url) for url in each_node(parts.geturl())]
+    if not all(node.hostname for node in nodes):
+        raise BadInput("the store's address names no host")
+    return [(node.hostname or "", node.port or usual_port) for node in nodes]
+
+
+def each_node(url: str) -> tuple[str, ...]:
+    """Return the addresses of the nodes that a URL names.
+
+    >>> each_node("http://u@a:8123,b/x")
+    ('http://u@a:8123/x', 'http://u@b/x')
+    """
+    parts = urlsplit(url)
+    user, at, hosts = parts.netloc.rpartition("@")
+    return tuple(parts._replace(netloc=f"{user}{at}{host}").geturl() for host in hosts.split(","))
 
 
 # Numbers from ClickHouse's list of error codes; each of these can be over in a while without anybody changing
@@ -232,23 +255,41 @@ class EmbeddedEngine:
 
 
 def server_clients(address: Server, memory_bytes: int) -> OpenClient:
-    """Return what opens a client of a server; each thread has its own, so no session is shared."""
+    """Return what opens a client of the first node that answers, the one of last time before others.
+
+    Each thread has its own, so no session is shared.
+    """
+    preferred = 0
 
     def open_client() -> Client:
-        with translated(str(address)):
-            return get_client(
-                interface="https" if address.secure else "http",
-                host=address.host,
-                port=address.port,
-                username=address.user,
-                password=address.password,
-                connect_timeout=_CONNECT_TIMEOUT_S,
-                send_receive_timeout=QUERY_TIMEOUT_S,
-                autogenerate_session_id=False,
-                settings=SETTINGS | {"max_memory_usage": memory_bytes},
-            )
+        nonlocal preferred
+        for attempt in range(len(address.nodes)):
+            node = (preferred + attempt) % len(address.nodes)
+            try:
+                client = _open_client(address, address.nodes[node], memory_bytes)
+            except StoreAway as error:
+                away = error
+            else:
+                preferred = node
+                return client
+        raise away
 
     return open_client
+
+
+def _open_client(address: Server, node: tuple[str, int], memory_bytes: int) -> Client:
+    with translated(str(address)):
+        return get_client(
+            interface="https" if address.secure else "http",
+            host=node[0],
+            port=node[1],
+            username=address.user,
+            password=address.password,
+            connect_timeout=_CONNECT_TIMEOUT_S,
+            send_receive_timeout=QUERY_TIMEOUT_S,
+            autogenerate_session_id=False,
+            settings=SETTINGS | {"max_memory_usage": memory_bytes},
+        )
 
 
 def import_chdb() -> None:

@@ -14,7 +14,7 @@ from lockstep.allocation import call_libc
 from lockstep.clock import Clock
 from lockstep.config import Settings, read_secret
 from lockstep.errors import LockstepError
-from lockstep.store.engine import Embedded, parse_address
+from lockstep.store.engine import Embedded, each_node, parse_address
 from lockstep.store.maintenance import apply_retention
 from lockstep.store.migrations import Layout, check_migrated, migrate
 from lockstep.store.store import Store, open_store
@@ -48,7 +48,7 @@ def served_store(settings: Settings, clock: Clock) -> Iterator[Store]:
 
 
 def node_urls(settings: Settings) -> tuple[str, ...]:
-    return settings.store.nodes or (settings.store_url,)
+    return settings.store.nodes or each_node(settings.store_url)
 
 
 def prepare_embedded(store: Store, settings: Settings, now_ns: int) -> None:

@@ -8,13 +8,14 @@ from typing import Any
 import pyarrow as pa
 from clickhouse_connect.driver.client import Client
 
-from lockstep.errors import StoreError
+from lockstep.errors import StoreAway, StoreError
 from lockstep.store.engine import (
     QUERY_TIMEOUT_S,
     Address,
     Embedded,
     EmbeddedEngine,
     OpenClient,
+    Server,
     parse_address,
     server_clients,
     translated,
@@ -77,9 +78,7 @@ class Store:
         """Close every client that is not at work, then let go of the directory; the store cannot be used again."""
         with self._guard:
             self._closed = True
-            clients, self._idle = self._idle, []
-        for client in clients:
-            client.close()
+        self._close_idle()
         if self._engine:
             self._engine.close()
 
@@ -96,13 +95,27 @@ class Store:
 
     @contextmanager
     def _client(self) -> Iterator[Client]:
-        """Lend a client to one call: an idle one, or a new one when all are at work; faults become ours."""
-        with translated(str(self.address)):
-            client = self._take()
-            try:
-                yield client
-            finally:
-                self._give_back(client)
+        """Lend a client to one call: an idle one, or a new one when all are at work; faults become ours.
+
+        After a fault that passes, a server's clients are opened anew: perhaps another node answers now.
+        """
+        try:
+            with translated(str(self.address)):
+                client = self._take()
+                try:
+                    yield client
+                finally:
+                    self._give_back(client)
+        except StoreAway:
+            if isinstance(self.address, Server):
+                self._close_idle()
+            raise
+
+    def _close_idle(self) -> None:
+        with self._guard:
+            clients, self._idle = self._idle, []
+        for client in clients:
+            client.close()
 
     def _take(self) -> Client:
         with self._guard:

@@ -19,7 +19,7 @@ from lockstep.clock import NS_PER_S
 from lockstep.errors import ControlAway, LeaseLost, LockstepError
 from lockstep.records import Agent, Comm, OpStat
 from lockstep.state.database import ControlDatabase, open_control
-from lockstep.state.incidents import Analysis, detail_requests_by_host, list_incidents, read_analysis
+from lockstep.state.incidents import Analysis, detail_requests_by_host, list_incidents, read_analysis, read_jobs
 from lockstep.state.leases import release_lease, take_lease
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
@@ -135,10 +135,12 @@ def test_nothing_is_analysed_before_all_hosts_have_reported(watch: Watch) -> Non
     cluster.lagging = {"h3"}
     cluster.run(15)
     assert (cluster.windows, cluster.told) == (0, [])
+    assert read_jobs(cluster.control, 1) == {"train": after(0)}, "that it waits is told by job"
     cluster.lagging = set()
     cluster.beat()
     cluster.analyse()
     assert cluster.windows == 3, "all that became complete, in their order"
+    assert read_jobs(cluster.control, 1) == {"train": after(15)}
     assert [incident.opened_ns for incident in cluster.open] == [after(15)]
 
 

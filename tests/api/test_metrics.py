@@ -23,7 +23,7 @@ from lockstep.records import Step
 from lockstep.sections import ApiSettings
 from lockstep.state.decisions import save_decisions
 from lockstep.state.deliveries import Outgoing, save_round
-from lockstep.state.incidents import Analysis, Change, note_analysis, save_incidents
+from lockstep.state.incidents import Analysis, Change, note_analysis, note_jobs, save_incidents
 from lockstep.store.store import Store
 from lockstep.verdict import Incident
 from tests.api.alerts.build import make_notification, target
@@ -105,7 +105,9 @@ def test_analysis_that_is_behind_says_so_in_metrics_in_the_api_and_on_pages(api:
     assert "lockstep_analysis_behind_seconds" not in {name for name, _ in series_of(SystemMetrics(api.parts))}
     for behind_s, is_said in ((3, False), (42, True)):
         note_analysis(api.parts.control, Analysis(api.parts.clock.now_ns() - behind_s * NS_PER_S, skipped=7))
+        note_jobs(api.parts.control, {"train": api.parts.clock.now_ns() - (behind_s + 5) * NS_PER_S})
         series = series_of(SystemMetrics(api.parts))
+        assert series["lockstep_job_analysis_behind_seconds", "train"] == pytest.approx(behind_s + 5, abs=2)
         assert series["lockstep_analysis_behind_seconds", ""] == pytest.approx(behind_s, abs=2)
         assert series["lockstep_analysis_skipped", ""] == 7
         assert ("analysis" in api.get("/readyz").json()) is is_said

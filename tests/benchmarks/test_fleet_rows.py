@@ -12,6 +12,7 @@ from benchmarks.fleet_sender import encode_bodies
 from lockstep.arrow import conform, find_duplicate
 from lockstep.batches import decode_batch
 from lockstep.clock import NS_PER_S
+from lockstep.store.planning import PER_HOST
 from lockstep.tables import TABLE_BY_NAME
 
 SECOND = 1_763_000_000
@@ -111,3 +112,12 @@ def test_each_send_to_another_host_is_a_receive_there() -> None:
                 pairs += 1
             assert all(rank in ranks[peer][1].next_peers for peer in group.previous_peers)
     assert pairs > 10_000
+
+
+def test_the_store_is_planned_by_as_many_rows_as_a_host_sends() -> None:
+    sent = Counter[str]()
+    for number in range(80):
+        sent.update({name: len(rows) for name, rows in HostRows(plan_host(number)).tables(SECOND, 1).items()})
+    rolled_up = {"operations", "rank_minutes", "wire_minutes"}
+    planned = {name: measured.rows_per_s for name, measured in PER_HOST.items() if name not in rolled_up}
+    assert {name: round(count / 80, 1) for name, count in sent.items()} == planned

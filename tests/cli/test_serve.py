@@ -150,7 +150,9 @@ def test_store_is_that_of_the_settings_and_an_embedded_one_is_brought_up_to_date
     alone = Settings(store=StoreSettings(url="http://a/x"))
     cluster = Settings(store=StoreSettings(url="http://a/x", nodes=("http://a/x", "http://b/x")))
     assert node_urls(alone) == ("http://a/x",)
+    several = Settings(store=StoreSettings(url="http://u@a:1,b/x"))
     assert node_urls(cluster) == ("http://a/x", "http://b/x")
+    assert node_urls(several) == ("http://u@a:1/x", "http://u@b/x")
     settings = Settings(state_dir=tmp_path)
     with opened_store(settings) as opened:
         prepare_embedded(opened, settings, now_ns=1)

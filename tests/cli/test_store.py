@@ -67,6 +67,26 @@ def held_by_another_process(store: Path) -> Iterator[int]:
         holder.stdin.close()
 
 
+def test_plan_follows_hosts_days_retention_and_the_machines_there_are(lockstep: Run) -> None:
+    def plan(*arguments: str, **variables: str) -> dict[str, Any]:
+        outcome = lockstep("store", "plan", "--json", *arguments, **variables)
+        assert outcome.code == 0, outcome.err
+        planned: dict[str, Any] = json.loads(outcome.out)
+        return planned
+
+    fleet = plan("--hosts", "1250", "--days", "30")
+    assert (fleet["shards"], fleet["nodes"]) == (3, 6)
+    kept = {table["table"]: table["kept_days"] for table in fleet["tables"]}
+    assert (kept["collectives"], kept["transfer_stats"], kept["nic_counters"]) == (3, 30, 30)
+    assert plan("--hosts", "1250", "--disk-tb", "30")["shards"] == 1
+    assert plan("--hosts", "1250", "--disk-tb", "30", "--cores", "2", "--replicas", "1")["nodes"] == 4
+    shorter = plan("--hosts", "1250", LOCKSTEP_STORE_RETENTION_DAYS='{"transfer_stats": 7}')
+    assert shorter["shards"] == 2
+    told = lockstep("store", "plan", "--hosts", "16").out
+    assert "16 hosts after 30 days: 9,395 rows/s, 19.1 billion rows, 0.2 TB" in told
+    assert "1 shards of 2 replicas: 2 nodes" in told
+
+
 def test_store_is_migrated_once_and_a_capture_loaded_once_however_often_it_is_given(
     lockstep: Run, state: Path, capture: Path
 ) -> None:

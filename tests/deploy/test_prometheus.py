@@ -17,6 +17,7 @@ from collector.metrics import serve_metrics
 from importers.traces.alertmanager import OWN_LABEL
 from lockstep.alert_settings import AlertSettings
 from lockstep.config import Settings
+from lockstep.state.incidents import note_jobs
 from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import open_store
 from lockstep.tables import TABLE_BY_NAME
@@ -71,6 +72,7 @@ def on_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Labels]:
         migrate(store, Layout(store.database), now_ns=1)
         with running_api(folder, store, settings=settings) as api:
             fail_an_action(api.parts.control, ended_ns=10)
+            note_jobs(api.parts.control, {"j": 1})
             store.insert(TABLE_BY_NAME["steps"], rows(step_at(api.parts.clock.now_ns())), token="test")
             eventually(lambda: "lockstep_actions_total{" in api.get("/metrics").text)
             yield labels_in(api.get("/metrics").text)

@@ -10,6 +10,7 @@ from api.ingest.gateway import Gateway, GatewayOptions
 from api.ingest.log import Entry
 from lockstep.batches import encode_batch
 from lockstep.records import Event
+from lockstep.state.claims import BatchClaims
 from lockstep.store.store import Store
 from tests.builders import make, rows
 from tests.waiting import HastyClock
@@ -40,9 +41,11 @@ def entry(number: int, *messages: str, agent: str = "h0", boot: str = "b1", body
 
 
 @contextmanager
-def running(directory: Path, store: Store, options: GatewayOptions | None = None) -> Iterator[Gateway]:
+def running(
+    directory: Path, store: Store, options: GatewayOptions | None = None, claims: BatchClaims | None = None
+) -> Iterator[Gateway]:
     """Give a started gateway and close it at the end of the block, with all the time it needs."""
-    gateway = Gateway(directory, store, HastyClock(), options or GatewayOptions(leave_s=PATIENT_S))
+    gateway = Gateway(directory, store, HastyClock(), options or GatewayOptions(leave_s=PATIENT_S), claims)
     gateway.start()
     try:
         yield gateway

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from api.ingest.claims import Claims
+from api.ingest.claims import RankClaims
 from lockstep.records import Comm, Connection, Event, Progress
 from lockstep.store.store import Parameters
 from tests.api.fake_store import FakeStore
@@ -34,7 +34,7 @@ def hosts(kept: Mapping[str, pa.Table], name: str) -> list[str]:
 
 
 def test_rows_of_a_rank_are_kept_from_its_first_host_and_a_second_claim_becomes_one_event() -> None:
-    claims = Claims(Held())
+    claims = RankClaims(Held())
     told = {"comms": rows(make(Comm, host="h3", rank=3), make(Comm, host="h9", rank=3, init_ns=1))}
     told |= {"progress": rows(progress("h9", 3), progress("h3", 3), progress("h9", 2))}
     kept, foreign = claims.admit(told, T0)
@@ -49,7 +49,7 @@ def test_rows_of_a_rank_are_kept_from_its_first_host_and_a_second_claim_becomes_
 
 
 def test_other_attempts_jobs_and_communicators_are_other_ranks() -> None:
-    claims = Claims(Held())
+    claims = RankClaims(Held())
     claims.admit({"comms": rows(make(Comm, host="h3"))}, T0)
     again = rows(*(make(Comm, host="h9", **other) for other in ({"attempt": 1}, {"job": "j2"}, {"comm": 8})))
     kept, foreign = claims.admit({"comms": again}, T0)
@@ -58,7 +58,7 @@ def test_other_attempts_jobs_and_communicators_are_other_ranks() -> None:
 
 def test_who_held_a_rank_before_the_gateway_began_is_asked_once_in_a_while() -> None:
     store = Held(make(Comm, host="h3"))
-    claims = Claims(store)
+    claims = RankClaims(store)
     told = {"progress": rows(progress("h3"), progress("h9"), progress("h9", comm=8))}
     told |= {"connections": rows(make(Connection, host="h9", comm=None, rank=None))}
     for later_s in (0, 1, 11):

@@ -7,8 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -29,6 +29,7 @@ from tests.api.ingest import crash_child
 from tests.builders import T0, make, rows
 from tests.testbed.clickhouse import ClickHouseServer
 from tests.testbed.services import free_port, wait_until
+from tests.testbed.tcp_proxy import TcpProxy
 from tests.waiting import LIMIT_S
 
 HOSTS = ("h0", "h1", "h2", "h3")
@@ -43,6 +44,10 @@ class ApiProcess:
     environment: dict[str, str]
     port: int
     process: "subprocess.Popen[bytes] | None" = None
+
+    @property
+    def control_url(self) -> str:
+        return self.environment["LOCKSTEP_CONTROL_URL"]
 
     def start(self) -> None:
         command = [str(Path(sys.executable).with_name("lockstep")), "serve", "api"]
@@ -71,10 +76,17 @@ def server(tmp_path: Path) -> Iterator[ClickHouseServer]:
 
 @pytest.fixture
 def api(server: ClickHouseServer, tmp_path: Path) -> Iterator[ApiProcess]:
+    with running(tmp_path / "state", server, f"sqlite:///{tmp_path / 'state' / 'control.db'}") as process:
+        yield process
+
+
+@contextmanager
+def running(state: Path, server: ClickHouseServer, control: str) -> Iterator[ApiProcess]:
     port = free_port()
     settings = {
-        "LOCKSTEP_STATE_DIR": str(tmp_path / "state"),
+        "LOCKSTEP_STATE_DIR": str(state),
         "LOCKSTEP_STORE_URL": server.url,
+        "LOCKSTEP_CONTROL_URL": control,
         "LOCKSTEP_API_LISTEN": f"127.0.0.1:{port}",
         "LOCKSTEP_LOG_LEVEL": "error",
     }
@@ -109,12 +121,15 @@ class Goal:
 
 
 class Sender(threading.Thread):
-    """A collector reduced to its promise: numbered batches, one at a time, each repeated until acknowledged."""
+    """A collector reduced to its promise: numbered batches, one at a time, each repeated until acknowledged.
 
-    def __init__(self, host: str, token: str, port: int, goal: Goal) -> None:
+    Of several gateways each try goes to the next, as a load balancer may have it.
+    """
+
+    def __init__(self, host: str, token: str, ports: Sequence[int], goal: Goal) -> None:
         super().__init__(daemon=True)  # where the test fails, there is nobody left who would acknowledge
         self._host, self._goal = host, goal
-        self._client = GatewayClient(f"http://127.0.0.1:{port}", token, agent=host)
+        self._clients = [GatewayClient(f"http://127.0.0.1:{port}", token, agent=host) for port in ports]
         self.acknowledged = 0
         self.repeated = 0
 
@@ -128,11 +143,13 @@ class Sender(threading.Thread):
                 threading.Event().wait(0.02)
             self.acknowledged = number
             threading.Event().wait(self._goal.pause_s)
-        self._client.close()
+        for client in self._clients:
+            client.close()
 
     def _send(self, number: int, body: bytes) -> bool:
+        client = self._clients[(number + self.repeated) % len(self._clients)]
         try:
-            return self._client.send(Batch("only", number, body, ROWS)).watermark >= number
+            return client.send(Batch("only", number, body, ROWS)).watermark >= number
         except (DestinationAway, ServerRefused):
             return False
 
@@ -146,11 +163,11 @@ class Sender(threading.Thread):
 
 
 @contextmanager
-def senders(api: ApiProcess, tmp_path: Path, goal: Goal) -> Iterator[list[Sender]]:
+def senders(control_url: str, ports: Sequence[int], goal: Goal) -> Iterator[list[Sender]]:
     """Let every host send for the length of the block, and then until the goal is reached."""
-    with open_control(f"sqlite:///{tmp_path / 'state' / 'control.db'}") as control:
+    with open_control(control_url) as control:
         tokens = {h: create_token(control, scope="ingest", host=h, name="t", now_ns=1) for h in HOSTS}
-    threads = [Sender(host, tokens[host], api.port, goal) for host in HOSTS]
+    threads = [Sender(host, tokens[host], ports, goal) for host in HOSTS]
     for thread in threads:
         thread.start()
     yield threads
@@ -184,23 +201,40 @@ def check_exactly_once(server: ClickHouseServer, batches: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "kills", "with_store"), [(4711, 15, False), (815, 8, True)])
-def test_gateway_killed_alone_or_with_its_store_loses_and_doubles_nothing(
-    server: ClickHouseServer, api: ApiProcess, tmp_path: Path, seed: int, kills: int, with_store: bool
-) -> None:
-    dice, goal = random.Random(seed), Goal(None)
-    with senders(api, tmp_path, goal) as threads:
-        for _ in range(kills):
+def test_gateway_killed_with_its_store_loses_and_doubles_nothing(server: ClickHouseServer, api: ApiProcess) -> None:
+    dice, goal = random.Random(815), Goal(None)
+    with senders(api.control_url, [api.port], goal) as threads:
+        for _ in range(8):
             threading.Event().wait(dice.uniform(0.1, 1.0))
-            if with_store:
-                server.kill()
-                threading.Event().wait(dice.uniform(0.0, 0.5))
+            server.kill()
+            threading.Event().wait(dice.uniform(0.0, 0.5))
             api.stop(signal.SIGKILL)
-            if with_store:
-                server.start()
+            server.start()
             api.start()
     assert sum(thread.repeated for thread in threads) > 0
     check_exactly_once(server, goal.settle())
+
+
+@pytest.mark.slow
+def test_batches_sent_again_to_another_gateway_after_lost_replies_and_kills_are_stored_once(
+    server: ClickHouseServer, postgres_database: str, tmp_path: Path
+) -> None:
+    dice, goal = random.Random(4711), Goal(None)
+    with ExitStack() as stack:
+        heads = [stack.enter_context(running(tmp_path / name, server, postgres_database)) for name in ("a", "b")]
+        proxies = [stack.enter_context(TcpProxy(head.port)) for head in heads]
+        with senders(postgres_database, [proxy.port for proxy in proxies], goal) as threads:
+            for turn in range(8):
+                threading.Event().wait(dice.uniform(0.1, 1.0))
+                head, proxy = heads[turn % 2], proxies[turn % 2]
+                proxy.behaviour = "lose_replies"  # what is on this one's disk now is sent to the other as well
+                threading.Event().wait(dice.uniform(0.1, 1.0))
+                head.stop(signal.SIGKILL)
+                proxy.behaviour = "forward"
+                head.start()
+        assert sum(proxy.lost_replies for proxy in proxies) > 0
+        assert sum(thread.repeated for thread in threads) > 0
+        check_exactly_once(server, goal.settle())
 
 
 @pytest.mark.slow
@@ -210,7 +244,7 @@ def test_a_store_that_is_away_for_long_costs_nothing_but_time(
     batches = 200
     server.kill()
     began = time.monotonic()
-    with senders(api, tmp_path, Goal(batches)) as threads:
+    with senders(api.control_url, [api.port], Goal(batches)) as threads:
         pass
     assert [thread.acknowledged for thread in threads] == [batches] * len(HOSTS), "acknowledged without the store"
     reason = httpx.get(f"http://127.0.0.1:{api.port}/readyz", trust_env=False, timeout=LIMIT_S)
@@ -226,7 +260,7 @@ def test_a_store_that_is_away_for_long_costs_nothing_but_time(
 def test_a_gateway_that_is_asked_to_stop_leaves_only_whole_files(
     server: ClickHouseServer, api: ApiProcess, tmp_path: Path
 ) -> None:
-    with senders(api, tmp_path, Goal(20)):
+    with senders(api.control_url, [api.port], Goal(20)):
         pass
     assert api.stop(signal.SIGTERM) == 0
     left = sorted(path.name for path in (tmp_path / "state" / "gateway").iterdir())

@@ -1,8 +1,17 @@
-"""The same SQL files on a cluster: two real shards, each with its share, read and written as one."""
+"""The same SQL files on a cluster: two real shards, each with its share, read and written as one.
 
+The servers have cluster.xml and users.xml of deploy/clickhouse, without what needs a Keeper: the first replica of
+each shard, and tables that are not replicated.
+"""
+
+import hashlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
+from xml.etree import ElementTree
 
+import httpx
 import pytest
 
 from api.views.returned import sightings_at
@@ -13,10 +22,13 @@ from lockstep.store.migrations import Layout, check_migrated, migrate
 from lockstep.store.store import Store, open_store
 from lockstep.tables import TABLE_BY_NAME
 from tests.builders import T0, make, rows
+from tests.conftest import REPO
 from tests.testbed.clickhouse import ClickHouseServer
 from tests.testbed.services import free_port
 
-LAYOUT = Layout("lockstep", cluster="pair")
+LAYOUT = Layout("lockstep", cluster="fleet")
+PASSWORD = "of the services"
+DEPLOY = REPO / "deploy/clickhouse"
 JOBS = [f"job{number}" for number in range(16)]
 
 
@@ -27,7 +39,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ClickHouse
     servers = [make_server(tmp_path_factory.mktemp(f"shard{number}"), ports, number) for number in range(2)]
     for server in servers:
         server.start()
-        with open_store(server.url) as store:
+        with open_store(url_of(server)) as store:
             migrate(store, LAYOUT, now_ns=1)
     yield servers
     for server in servers:
@@ -35,18 +47,41 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ClickHouse
 
 
 def make_server(directory: Path, ports: list[int], number: int) -> ClickHouseServer:
-    replicas = "".join(
-        f"<shard><replica><host>127.0.0.1</host><port>{port}</port><user>lockstep</user><password>secret</password>"
-        "</replica></shard>"
-        for port in ports
-    )
-    extra = f"<remote_servers><pair>{replicas}</pair></remote_servers>"
-    return ClickHouseServer(directory, tcp_port=ports[number], extra_config=extra)
+    secrets = directory / "secrets.xml"
+    known = dict.fromkeys(("store_password_sha256", "grafana_store_password_sha256"), hash_of(PASSWORD))
+    known |= {"cluster_secret": "among us", "interserver_password": "among us"}
+    lines = [f"<{name}>{text}</{name}>" for name, text in known.items()]
+    secrets.write_text(f"<clickhouse>{''.join(lines)}</clickhouse>")
+    for kind, text in (("config.d", without_keeper(ports)), ("users.d", (DEPLOY / "users.xml").read_text())):
+        (directory / "run" / kind).mkdir(parents=True)
+        (directory / "run" / kind / "lockstep.xml").write_text(re.sub(r"/run/secrets/\S+?\.xml", str(secrets), text))
+    return ClickHouseServer(directory, user="testbed", tcp_port=ports[number])
+
+
+def hash_of(password: str) -> str:
+    return hashlib.sha256(password.encode()).hexdigest()
+
+
+def without_keeper(ports: list[int]) -> str:
+    """Return cluster.xml with one replica a shard, which is the server at that port."""
+    text = (DEPLOY / "cluster.xml").read_text()
+    for name in ("zookeeper", "macros", "interserver_http_port", "interserver_http_credentials"):
+        text = re.sub(f"<{name}>.*?</{name}>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<interserver_http_host .*/>|<replica><host>\w+b</host>.*</replica>", "", text)
+    for shard, port in enumerate(ports, start=1):
+        node = f"<host>clickhouse{shard}a</host><port>9000</port>"
+        assert node in text
+        text = text.replace(node, f"<host>127.0.0.1</host><port>{port}</port>")
+    return text
+
+
+def url_of(server: ClickHouseServer, user: str = "lockstep") -> str:
+    return f"http://{user}:{quote(PASSWORD)}@127.0.0.1:{server.http_port}/lockstep"
 
 
 @pytest.fixture
 def nodes(shards: list[ClickHouseServer]) -> Iterator[list[Store]]:
-    stores = [open_store(server.url) for server in shards]
+    stores = [open_store(url_of(server)) for server in shards]
     yield stores
     for store in stores:
         used = "SELECT DISTINCT table FROM system.parts WHERE database = 'lockstep_local' AND table != 'migrations'"
@@ -119,6 +154,34 @@ def test_both_nodes_have_the_schema_and_retention_lies_on_the_local_tables(nodes
         )
         assert f"toIntervalDay({DEFAULT_RETENTION_DAYS['collectives']})" in full["engine_full"][0].as_py()
         apply_retention(store, LAYOUT, dict.fromkeys(DEFAULT_RETENTION_DAYS, 0))  # rows of tests are years old
+
+
+def test_grafana_reads_all_shards_and_writes_to_none(shards: list[ClickHouseServer], nodes: list[Store]) -> None:
+    nodes[0].insert(TABLE_BY_NAME["collectives"], rows(*(make(Collective, job=job) for job in JOBS)), token="c")
+    address = url_of(shards[1], "grafana").removesuffix("lockstep")
+    read = httpx.post(address, content="SELECT count() FROM lockstep.collectives", trust_env=False)
+    assert read.text == f"{len(JOBS)}\n"
+    into = [f"INSERT INTO {name}.collectives (job) VALUES ('x')" for name in ("lockstep", "lockstep_local")]
+    elsewhere = "SELECT * FROM remote('127.0.0.1', system.one)"
+    for statement in (*into, elsewhere):
+        refused = httpx.post(address, content=statement, trust_env=False)
+        assert "ACCESS_DENIED" in refused.text
+
+
+def test_the_example_has_two_replicas_a_shard_on_three_keepers_that_know_each_other() -> None:
+    cluster, keeper = (ElementTree.parse(DEPLOY / name) for name in ("cluster.xml", "keeper.xml"))
+    shards = cluster.findall("remote_servers/fleet/shard")
+    hosts = [[str(host.text) for host in shard.iterfind("replica/host")] for shard in shards]
+    assert [len(names) for names in hosts] == [2, 2]
+    assert len(set().union(*hosts)) == 4
+    assert {shard.findtext("internal_replication") for shard in shards} == {"true"}, "else a row is written twice"
+    asked = {(node.findtext("host"), node.findtext("port")) for node in cluster.iterfind("zookeeper/node")}
+    port = keeper.findtext("keeper_server/tcp_port")
+    servers = keeper.findall("keeper_server/raft_configuration/server")
+    assert asked == {(server.findtext("hostname"), port) for server in servers}
+    assert [server.findtext("id") for server in servers] == ["1", "2", "3"]
+    quorum = ElementTree.parse(DEPLOY / "users.xml").findtext("profiles/lockstep_services/insert_quorum")
+    assert quorum == "2", "as many replicas as a shard has"
 
 
 @pytest.mark.slow

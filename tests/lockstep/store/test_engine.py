@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from lockstep.errors import BadInput, StoreAway, StoreBusy, StoreRefused
 from lockstep.store.engine import Embedded, Server, parse_address
 from lockstep.store.store import open_store
 from tests.testbed.clickhouse import ClickHouseServer
+from tests.testbed.tcp_proxy import TcpProxy
 
 
 def run_child(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -34,6 +36,7 @@ def run_child(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         ("http://db", Server("db", 8123, "default", "beside", "lockstep")),
         ("https://db", Server("db", 8443, "default", "beside", "lockstep", secure=True)),
         ("http://u:inside@db", Server("db", 8123, "u", "inside", "lockstep")),
+        ("http://u@a:1,[::1],b", Server("a", 1, "u", "beside", "lockstep", others=(("::1", 8123), ("b", 8123)))),
     ],
 )
 def test_address_is_taken_apart_and_its_password_never_shown(url: str, address: Embedded | Server) -> None:
@@ -50,7 +53,9 @@ def test_address_is_taken_apart_and_its_password_never_shown(url: str, address: 
         ("ftp://db/t", "not 'ftp'"),
         ("plainly wrong", "not 'plainly wrong'"),
         ("http:///t", "names no host"),
+        ("http://a,/t", "names no host"),
         ("http://db:99999/t", "not a URL"),
+        ("http://[db/t", "not a URL"),
         ("http://db/drop table", "cannot be a database name"),
     ],
 )
@@ -91,6 +96,25 @@ def test_a_wrong_password_is_refused_without_showing_it(clickhouse: ClickHouseSe
 def test_a_server_that_is_not_there_is_away(tmp_path: Path) -> None:
     with open_store("http://u@127.0.0.1:1/x") as store, pytest.raises(StoreAway, match="Connection refused"):
         store.query_system("SELECT 1")
+
+
+def test_of_several_nodes_the_next_is_asked_when_one_stops_answering(clickhouse: ClickHouseServer) -> None:
+    with TcpProxy(clickhouse.http_port) as first, TcpProxy(clickhouse.http_port) as second:
+        url = clickhouse.url.replace(
+            f":{clickhouse.http_port}/", f":1,127.0.0.1:{first.port},127.0.0.1:{second.port}/"
+        )
+        with open_store(url) as store:
+            assert store.query_system("SELECT 1 AS n")["n"].to_pylist() == [1]
+            first.behaviour = "refuse"
+            first.drop_connections()
+            with suppress(StoreAway):  # whoever asks at that moment hears of it, and asks again
+                store.query_system("SELECT 1")
+            assert store.query_system("SELECT 2 AS n")["n"].to_pylist() == [2]
+            first.behaviour, second.behaviour = "forward", "refuse"
+            second.drop_connections()
+            with suppress(StoreAway):
+                store.query_system("SELECT 1")
+            assert store.query_system("SELECT 3 AS n")["n"].to_pylist() == [3]
 
 
 def test_a_config_xml_in_the_working_directory_that_is_none_changes_nothing(tmp_path: Path) -> None:
