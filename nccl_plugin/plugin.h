@@ -27,6 +27,8 @@
 enum {
     MAX_RINGS = 64,
     MIN_RINGS = 2, /* the shared one and one more */
+    ENOUGH_RINGS = 6, /* before rings become longer: threads that enqueue, and one per communicator that moves data */
+    LEAST_MIB = 4, /* of a ring file */
     COST_SAMPLE_MASK = 63, /* one callback in 64 is timed */
     FULL_SHARE = 65536,
 };
@@ -57,6 +59,7 @@ struct session {
     uint32_t serial; /* a forked child has the next one */
     uint64_t tag;    /* shifted to its place in a handle */
     uint32_t rings;
+    uint32_t ring_records; /* of each; a power of two */
     uint32_t level;  /* in force, experiments of the governor apart */
     uint32_t share;
     uint32_t epoch;
@@ -157,6 +160,12 @@ struct producer *producer_current(void);
 void producer_account(struct producer *producer, uint64_t began);
 struct wire_record *record_claim_shared(struct producer *producer, uint32_t *stamp);
 
+/* In which round of its ring a record is written. */
+static inline uint32_t record_stamp(uint64_t number)
+{
+    return (uint32_t)(number >> __builtin_ctz(session.ring_records)) + 1;
+}
+
 /* A record to fill, or NULL when it is lost. */
 static inline struct wire_record *record_begin(struct producer *producer, uint32_t *stamp)
 {
@@ -164,8 +173,8 @@ static inline struct wire_record *record_begin(struct producer *producer, uint32
 
     if (UNLIKELY(producer->number == 0))
         return record_claim_shared(producer, stamp);
-    record = &producer->records[producer->head % WIRE_RING_RECORDS];
-    *stamp = (uint32_t)(producer->head / WIRE_RING_RECORDS + 1);
+    record = &producer->records[producer->head & (session.ring_records - 1)];
+    *stamp = record_stamp(producer->head);
     STORE(record->stamp, WIRE_BUSY);
     __atomic_thread_fence(__ATOMIC_RELEASE);
     return record;

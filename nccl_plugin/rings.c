@@ -105,10 +105,10 @@ void producer_account(struct producer *producer, uint64_t began)
 struct wire_record *record_claim_shared(struct producer *producer, uint32_t *stamp)
 {
     const uint64_t number = ADD(producer->ring->head, 1);
-    struct wire_record *record = &producer->records[number % WIRE_RING_RECORDS];
+    struct wire_record *record = &producer->records[number & (session.ring_records - 1)];
     uint32_t before = LOAD(record->stamp);
 
-    *stamp = (uint32_t)(number / WIRE_RING_RECORDS + 1);
+    *stamp = record_stamp(number);
     if (before < *stamp /* not busy either */
         && __atomic_compare_exchange_n(&record->stamp, &before, WIRE_BUSY, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
         __atomic_thread_fence(__ATOMIC_RELEASE);

@@ -63,16 +63,16 @@ class FollowedProcess:
         snapshot, _ = self.aggregator.snapshot(reading)
         self.aggregator.host.relearn(snapshot, memory.aggregator)
 
-    def read(self) -> tuple[Snapshot, pa.Table]:
-        """Return what is new, and rows of communicators.
+    def read(self, most: int) -> tuple[Snapshot, pa.Table]:
+        """Return what is new, about so many records at most, and rows of communicators.
 
-        Once the lock is gone nothing more is written, so what is read then is all.
+        Once the lock is gone nothing more is written, so what is read then is all, unless it is a part.
         """
         holder = self.ring.owner()
         if holder not in (None, self.owner.pid):
             raise BadRing(f"is held by process {holder}, and was by process {self.owner.pid}", file=self.ring.name)
-        self.is_over = holder is None
-        self.reading = take_reading(self.ring)
+        self.reading = take_reading(self.ring, most)
+        self.is_over = holder is None and self.reading.records.until_ticks is None
         return self.aggregator.snapshot(self.reading, is_last=self.is_over, died=self.is_over)
 
     def show(self, reading: Reading, now_ns: int) -> Snapshot:

@@ -27,10 +27,10 @@ class Reading:
     level: int
 
 
-def take_reading(ring: RingFile) -> Reading:
+def take_reading(ring: RingFile, most: int = 1 << 32) -> Reading:
     """Read everything in the order that `Reading` promises; RingNotReady leaves the records where they are."""
     live, clock, level = ring.live(), ring.clock(), int(ring.status()["level"])
-    records = ring.read_records()
+    records = ring.read_records(most)
     return Reading(ring.identity, clock, ring.communicators(), live, records, level)
 
 

@@ -30,6 +30,8 @@ KEPT_BYTES = 32 << 20  # of the last minutes, packed; with Arrow and the rest th
 HOLD_NS = 10 * NS_PER_S
 _SOONEST_NS = int(0.9 * NS_PER_S)  # after a reading; what is asked for earlier is a look at what is overdue
 _REPLAY_PART = 0.5  # of the budget for detail requests, while there are any
+MOST_RECORDS = 1 << 17  # of one reading, 8 MiB in even parts: who was away for long catches up reading by reading
+_BEHIND_NS = 300 * NS_PER_S  # a file that says that it is further behind does not hold back the others
 _LOST_ROWS = ("overwritten", "unknown_comm", "orphans", "forgotten")  # what is lost in no rows and in no statistics
 
 
@@ -58,6 +60,7 @@ class NcclRingsSource:
         self._minutes, self._replays = MinutesRequests(), list[Replay]()
         self._joiner = ForeignJoiner()
         self._read_ns: int | None = None
+        self._until_ns = 0  # records up to then have been read
         self._watermark_ns = 0
         self._is_crowded = False
         self._counted = 0  # what was lost, up to the last reading
@@ -87,8 +90,9 @@ class NcclRingsSource:
         self._read_ns = now_ns
         dropped, folded, cost_ns = self._read_all(now_ns, requests, max(elapsed_ns, 0))
         self._advance_watermark(now_ns)
-        self._checkpoint = self._remember(now_ns)
-        self._is_crowded = will_crowd((process.ring.fullness for process in self._processes), elapsed_ns)
+        self._checkpoint = self._remember()
+        filled = (process.ring.fullness for process in self._processes)
+        self._is_crowded = self._until_ns < now_ns or will_crowd(filled, elapsed_ns)
         return Reading(
             tables=self._gathered(),
             watermark_ns=self._watermark_ns,
@@ -125,6 +129,7 @@ class NcclRingsSource:
         for process in self._processes:
             process.ask(details)
         snapshots = self._read_snapshots(now_ns)
+        self._until_ns = _read_until_ns([snapshot.reading for _, snapshot in snapshots], now_ns)
         rows = sum(_complete_rows(snapshot.reading) for _, snapshot in snapshots)
         self._allowance = grant(self._allowance, now_ns, rows)
         self._fold(snapshots, now_ns)
@@ -136,35 +141,35 @@ class NcclRingsSource:
         return self._lost(), folded, sum(costs) if costs else None
 
     def _read_snapshots(self, now_ns: int) -> list[tuple[FollowedProcess, Snapshot]]:
-        snapshots = []
+        snapshots, most = [], MOST_RECORDS // max(len(self._processes), 1)
         for process in list(self._processes):
             with self._watching(process, now_ns):
-                snapshot, comms = process.read()
+                snapshot, comms = process.read(most)
                 self._take({"comms": comms})
                 snapshots.append((process, snapshot))
         return snapshots
 
     def _fold(self, snapshots: Sequence[tuple[FollowedProcess, Snapshot]], now_ns: int) -> None:
-        share = self._allowance.share
+        share, until_ns = self._allowance.share, self._until_ns
         self._fold_together(snapshots, now_ns, share)
         usual, shown = mean_times(self._aggregator.written), list[Snapshot]()
         for process, snapshot in snapshots:
             with self._watching(process, now_ns):
                 process.usual_times.learn(usual.get(snapshot.member.origin, ()))
                 shown.append(process.show(snapshot.reading, now_ns))
-                self._kept.keep(process.kept, snapshot.reading, now_ns, share, process.is_over)
+                self._kept.keep(process.kept, snapshot.reading, until_ns, share, process.is_over)
         owners = [(each.aggregator, each.ring.identity) for each, _ in snapshots if each in self._processes]
-        self._joiner.join(self._aggregator.foreign, owners, now_ns)
+        self._joiner.join(self._aggregator.foreign, owners, until_ns)
         if shown:
             progress = self._aggregator.measure_progress(shown, now_ns)
             self._take({"progress": progress_rows(progress, self._ledger.origins)})
         self._take(self._ledger.rows())
-        self._take(self._ledger.seconds.close(now_ns - DELAY_NS - NS_PER_S))
+        self._take(self._ledger.seconds.close(until_ns - DELAY_NS - NS_PER_S))
 
     def _fold_together(self, snapshots: Sequence[tuple[FollowedProcess, Snapshot]], now_ns: int, share: int) -> None:
         """Fold, or find out who cannot be folded and begin again without: what all have in common is half done."""
         try:
-            self._aggregator.fold([snapshot for _, snapshot in snapshots], now_ns, share)
+            self._aggregator.fold([snapshot for _, snapshot in snapshots], self._until_ns, share)
         except FILE_FAULTS:
             for process, snapshot in snapshots:
                 with self._watching(process, now_ns):
@@ -230,16 +235,16 @@ class NcclRingsSource:
         """Promise that nothing older comes: neither seconds that are open nor operations, unless they take long."""
         is_overdue = any(process.overdue.rows for process in self._processes)
         pending = None if is_overdue else self._aggregator.oldest_pending_ns
-        settled_ns = min(now_ns - DELAY_NS - NS_PER_S, self._ledger.seconds.since_ns or now_ns)
+        settled_ns = min(self._until_ns - DELAY_NS - NS_PER_S, self._ledger.seconds.since_ns or now_ns)
         settled_ns = settled_ns if pending is None else min(settled_ns, pending)
         before_ns = self._watermark_ns if self._watermark_ns <= now_ns else 0  # unless the clock was set back
-        self._watermark_ns = max(settled_ns, now_ns - HOLD_NS, before_ns, 0)
+        self._watermark_ns = max(settled_ns, self._until_ns - HOLD_NS, before_ns, 0)
 
-    def _remember(self, now_ns: int) -> bytes:
-        share, files = self._allowance.share, {}
-        states = self._aggregator.states(now_ns, share)
+    def _remember(self) -> bytes:
+        share, until_ns, files = self._allowance.share, self._until_ns, {}
+        states = self._aggregator.states(until_ns, share)
         for process in self._processes:
-            ring, state = process.ring, states.get(process.aggregator.member.origin, AggregatorState(now_ns, share))
+            ring, state = process.ring, states.get(process.aggregator.member.origin, AggregatorState(until_ns, share))
             memory = FileMemory(ring.uid, process.origin, ring.position, state)
             files[*ring.inode, ring.identity.created_ns] = memory
         return encode(Checkpoint(self._ledger.seconds.since_ns, share, files))
@@ -258,6 +263,13 @@ class NcclRingsSource:
 
     def _gathered(self) -> dict[str, pa.Table]:
         return {name: pa.concat_tables(pieces) for name, pieces in self._tables.items() if pieces}
+
+
+def _read_until_ns(readings: Sequence[RingReading], now_ns: int) -> int:
+    """Return up to when all records have been read: now, unless there were too many for one reading."""
+    cut = ((reading.clock, reading.records.until_ticks) for reading in readings)
+    until_ns = [int(clock.to_unix_ns(ticks)) for clock, ticks in cut if ticks is not None]
+    return max(min([*until_ns, now_ns]), now_ns - _BEHIND_NS)
 
 
 def _complete_rows(reading: RingReading) -> int:

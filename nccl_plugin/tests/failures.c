@@ -83,13 +83,40 @@ static void play_unwritable_directory(int version)
 
 /* --- room --- */
 
-static void play_full_filesystem(int version)
+static void mount_small(const char *size)
 {
     /* Mounts of our own, which go with us. */
     if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0
-        || mount("tmpfs", getenv("LOCKSTEP_RING_DIR"), "tmpfs", 0, "size=2m") != 0)
+        || mount("tmpfs", getenv("LOCKSTEP_RING_DIR"), "tmpfs", 0, size) != 0)
         skip_scenario("mounting a file system that is too small takes root");
+}
+
+static void play_full_filesystem(int version)
+{
+    mount_small("size=2m");
     check_silence(version);
+}
+
+/* Rings of `mib` have at least so many records each. */
+static void check_rings(int version, const char *mib, uint64_t records, uint64_t most_bytes)
+{
+    setenv("LOCKSTEP_RING_MIB", mib, 1);
+    const struct nccl nccl = load_plugin(version);
+    const struct comm comm = open_comm(&nccl, COMM_ID, 0, 2);
+
+    run_all_reduce(&comm, 0);
+    struct ringfile file = read_own_file();
+    check_file(&file);
+    EQUAL(ring_records(&file), records);
+    CHECK(file.size <= most_bytes);
+    EQUAL(find_row(&file, COMM_ID, WIRE_ALL_REDUCE, -1)->done, 1);
+    close_file(&file);
+}
+
+static void play_half_filesystem(int version)
+{
+    mount_small("size=20m");
+    check_rings(version, "", 32768, 16 << 20);
 }
 
 /* `ulimit -f`: what is written beyond it costs the process a signal that ends it. */
@@ -172,7 +199,7 @@ static void check_defaults(int version)
     EQUAL(status_of(&file)->level, WIRE_STEPS);
     EQUAL(status_of(&file)->share, 655); /* 1 % of 65,536 */
     EQUAL(status_of(&file)->budget_ppm, 5000);
-    CHECK(file.size > 15 << 20 && file.size <= 16 << 20);
+    CHECK(file.size > 56 << 20 && file.size <= 64 << 20);
     close_file(&file);
 }
 
@@ -213,19 +240,10 @@ static void play_endless_names(int version)
     close_file(&file);
 }
 
-static void play_sizes(int version)
-{
-    setenv("LOCKSTEP_RING_MIB", "4", 1);
-    const struct nccl nccl = load_plugin(version);
-    const struct comm comm = open_comm(&nccl, COMM_ID, 0, 2);
+static void play_small_file(int version) { check_rings(version, "4", WIRE_RING_RECORDS, 4 << 20); }
 
-    run_all_reduce(&comm, 0);
-    struct ringfile file = read_own_file();
-    check_file(&file);
-    CHECK(file.size <= 4 << 20);
-    EQUAL(find_row(&file, COMM_ID, WIRE_ALL_REDUCE, -1)->done, 1);
-    close_file(&file);
-}
+/* Two transfers of each of 1,600 operations a second, for 40 s. */
+static void play_usual_file(int version) { check_rings(version, "", 131072, 64 << 20); }
 
 const struct scenario failure_scenarios[] = {
     {"the directory is missing", play_missing_directory, NEWEST_VERSION, OLDEST_VERSION},
@@ -238,6 +256,8 @@ const struct scenario failure_scenarios[] = {
     {"nonsense in variables", play_nonsense, NEWEST_VERSION, NEWEST_VERSION},
     {"empty variables", play_empty_variables, NEWEST_VERSION, NEWEST_VERSION},
     {"endless names", play_endless_names, NEWEST_VERSION, NEWEST_VERSION},
-    {"a smaller file", play_sizes, NEWEST_VERSION, NEWEST_VERSION},
+    {"a smaller file", play_small_file, NEWEST_VERSION, NEWEST_VERSION},
+    {"a file of the usual size", play_usual_file, NEWEST_VERSION, NEWEST_VERSION},
+    {"room for a smaller file only", play_half_filesystem, NEWEST_VERSION, NEWEST_VERSION},
     {NULL, NULL, 0, 0},
 };
