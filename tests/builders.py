@@ -18,6 +18,7 @@ from lockstep.records import (
     NicCounter,
     OpStat,
     Path,
+    PluginHealth,
     Probe,
     Progress,
     Transfer,
@@ -96,6 +97,7 @@ _COMMON: dict[type[HostRecord], dict[str, Any]] = {
     },
     Progress: {"peer": -1, "head_state": "idle"},
     Agent: {"version": "test", "watermark_ns": T0},
+    PluginHealth: {"version": "test", "level": "steps", "lowered": "no"},
     Event: {"source": "test", "kind": "xid", "component": "gpu:h0/0", "severity": "info", "message": "m"},
     NicCounter: {"nic": "eth0", "up": True, "speed_mbps": 200_000, "extra": {}},
     FabricCounter: {"extra": {}},
@@ -109,9 +111,8 @@ _JOB = {"job": "j1", "attempt": 0, "comm": 7, "rank": 0}
 def make(record: type[R], **fields: Any) -> R:
     """Return a record with defaults for everything that is not given."""
     known = record.__dataclass_fields__
-    shared = {name: value for name, value in _SHARED.items() if name in known}
-    job = _JOB if "job" in known else {}
-    return record(**{**_BLANKS[record], **shared, **job, **_COMMON.get(record, {}), **fields})
+    shared = {name: value for name, value in {**_SHARED, **(_JOB if "job" in known else {})}.items() if name in known}
+    return record(**{**_BLANKS[record], **shared, **_COMMON.get(record, {}), **fields})
 
 
 def _blank(record: type[HostRecord]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from lockstep import wire
 from lockstep.batches import DetailRequest
 from lockstep.clock import NS_PER_S
 from lockstep.errors import NotPresent, RingNotReady
+from lockstep.records import PluginHealth
 from lockstep.supervision import REPORT_DIRECTORIES
 
 KEPT_BYTES = 32 << 20  # of the last minutes, packed; with Arrow and the rest the collector stays below 150 MB
@@ -32,7 +33,9 @@ _SOONEST_NS = int(0.9 * NS_PER_S)  # after a reading; what is asked for earlier 
 _REPLAY_PART = 0.5  # of the budget for detail requests, while there are any
 MOST_RECORDS = 1 << 17  # of one reading, 8 MiB in even parts: who was away for long catches up reading by reading
 _BEHIND_NS = 300 * NS_PER_S  # a file that says that it is further behind does not hold back the others
-_LOST_ROWS = ("overwritten", "unknown_comm", "orphans", "forgotten")  # what is lost in no rows and in no statistics
+_LOST_ROWS = ("overwritten", "unknown_comm", "orphans", "forgotten", "untimed")  # in no rows and in no statistics
+_NOT_ROWS = ("untimed",)  # they have their rows, without times, because the plugin measured what it costs
+_HEALTH_NS = 10 * NS_PER_S  # between two rows that tell how a plugin does
 
 
 class NcclRingsSource:
@@ -63,7 +66,9 @@ class NcclRingsSource:
         self._until_ns = 0  # records up to then have been read
         self._watermark_ns = 0
         self._is_crowded = False
-        self._counted = 0  # what was lost, up to the last reading
+        self._counted: dict[str, int] = {}  # what was lost, up to the last reading
+        self._plugins: list[PluginHealth] = []
+        self._told_ns = 0  # when rows said how plugins do
         self._folded = 0  # rows that were only counted, up to the last reading
         self._checkpoint: bytes | None = None
         self._tables: dict[str, list[pa.Table]] = defaultdict(list)
@@ -88,7 +93,8 @@ class NcclRingsSource:
             return Reading(self._gathered(), self._watermark_ns, plugin_cost_ns=cost_ns, checkpoint=self._checkpoint)
         elapsed_ns = min(now_ns - self._read_ns, 60 * NS_PER_S) if self._read_ns else NS_PER_S
         self._read_ns = now_ns
-        dropped, folded, cost_ns = self._read_all(now_ns, requests, max(elapsed_ns, 0))
+        folded, cost_ns = self._read_all(now_ns, requests, max(elapsed_ns, 0))
+        lost = self._lost()
         self._advance_watermark(now_ns)
         self._checkpoint = self._remember()
         filled = (process.ring.fullness for process in self._processes)
@@ -96,7 +102,9 @@ class NcclRingsSource:
         return Reading(
             tables=self._gathered(),
             watermark_ns=self._watermark_ns,
-            dropped=dropped,
+            dropped=sum(count for reason, count in lost.items() if reason not in _NOT_ROWS),
+            lost=lost,
+            plugins=self._plugins,
             folded=folded,
             plugin_cost_ns=cost_ns,
             is_urgent=True,
@@ -119,10 +127,8 @@ class NcclRingsSource:
         self._processes = []
         self._intake.close()
 
-    def _read_all(
-        self, now_ns: int, requests: Sequence[DetailRequest], elapsed_ns: int
-    ) -> tuple[int, int, int | None]:
-        """Read, fold and count; return what was lost, what was only counted, and what the plugins cost."""
+    def _read_all(self, now_ns: int, requests: Sequence[DetailRequest], elapsed_ns: int) -> tuple[int, int | None]:
+        """Read, fold and count; return what was only counted, and what the plugins cost."""
         self._processes += self._intake.scan(now_ns, self._processes, self._aggregator)
         self._refuse(self._intake.refusals, now_ns)
         details = read_details(requests, now_ns)
@@ -136,9 +142,10 @@ class NcclRingsSource:
         self._allowance = spend(self._allowance, self._rows())
         self._replay(requests, now_ns)
         costs = [process.growth(elapsed_ns) for process in self._processes]
+        self._tell_health(now_ns)
         self._let_go(now_ns)
         folded, self._folded = self._ledger.left_out - self._folded, self._ledger.left_out
-        return self._lost(), folded, sum(costs) if costs else None
+        return folded, sum(costs) if costs else None
 
     def _read_snapshots(self, now_ns: int) -> list[tuple[FollowedProcess, Snapshot]]:
         snapshots, most = [], MOST_RECORDS // max(len(self._processes), 1)
@@ -184,7 +191,7 @@ class NcclRingsSource:
             process.close()
         self._processes, self._ledger = [], Ledger()
         self._aggregator = HostAggregator(self._ledger)
-        self._counted, self._folded = self._joiner.lost, 0
+        self._counted, self._folded = {"foreign": self._joiner.lost}, 0
         self.resume(self._checkpoint or b"")
 
     @contextmanager
@@ -225,11 +232,23 @@ class NcclRingsSource:
             self._intake.settle(process.file, now_ns, is_over=True)
             process.close()
 
-    def _lost(self) -> int:
-        """Return how much is neither in rows nor in statistics, since the last time."""
-        besides = self._joiner.lost + self._ledger.seconds.forgotten + self._ledger.sizeless
-        before, self._counted = self._counted, sum(self._aggregator.lost[name] for name in _LOST_ROWS) + besides
-        return self._counted - before
+    def _tell_health(self, now_ns: int) -> None:
+        """Say how the plugins do when one records more or less than before, and every now and then."""
+        before, self._plugins = [(each.pid, each.level) for each in self._plugins], []
+        for process in list(self._processes):
+            with self._watching(process, now_ns):
+                self._plugins.append(process.health(now_ns))
+        if [(each.pid, each.level) for each in self._plugins] != before or now_ns - self._told_ns >= _HEALTH_NS:
+            self._told_ns = now_ns
+            self._take(tables_of(plugins=self._plugins))
+
+    def _lost(self) -> dict[str, int]:
+        """Return by reason how much is neither in rows nor in statistics, since the last time."""
+        counted = {name: self._aggregator.lost[name] for name in _LOST_ROWS}
+        counted |= {"foreign": self._joiner.lost, "waiting": self._ledger.seconds.forgotten}
+        counted["sizeless"] = self._ledger.sizeless
+        before, self._counted = self._counted, counted
+        return {name: count - before.get(name, 0) for name, count in counted.items() if count > before.get(name, 0)}
 
     def _advance_watermark(self, now_ns: int) -> None:
         """Promise that nothing older comes: neither seconds that are open nor operations, unless they take long."""

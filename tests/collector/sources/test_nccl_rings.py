@@ -56,7 +56,7 @@ def test_live_rank_is_folded_and_its_rows_carry_what_the_kernel_says_until_it_is
 ) -> None:
     with (
         following(folder) as follower,
-        recording(plugin_library, folder, **RANK, TORCHELASTIC_RESTART_COUNT="2") as job,
+        recording(plugin_library, folder, **RANK, TORCHELASTIC_RESTART_COUNT="2", LOCAL_WORLD_SIZE="2") as job,
     ):
         eventually(lambda: follower.has("op_stats") and follower.rows.get("transfers"))
         follower.skip(1)
@@ -68,6 +68,14 @@ def test_live_rank_is_folded_and_its_rows_carry_what_the_kernel_says_until_it_is
         assert all(table.schema == schema_of(TABLE_BY_NAME[name]) for name, table in tables.items())
         assert follower.cost_ns is not None
         eventually(lambda: follower.has("comms") and follower.paid_ns > 0)
+        plugin = follower.rows["plugins"][0]
+        assert (plugin["job"], plugin["pid"], plugin["world_rank"], plugin["local_ranks"]) == ("job 7", job.pid, 3, 2)
+        assert (plugin["level"], plugin["lowered"], plugin["paid_ppm"], plugin["lost"]) == (
+            "transfers",
+            "no",
+            None,
+            0,
+        )
         assert follower.refusals() == []
         progress = follower.rows["progress"][-1]
         assert (progress["func"], progress["rank"]) == ("AllReduce", 0)
