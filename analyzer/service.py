@@ -11,6 +11,7 @@ import structlog
 from analyzer.hang.facts import HangOptions
 from analyzer.incidents import close_all, resume
 from analyzer.pipeline import Followed, FollowOptions, Outcome, evaluate_window
+from analyzer.plugin_cost import lower_dear_jobs
 from analyzer.windows.jobs import JobSpan, Roster, find_jobs, read_roster
 from analyzer.windows.silence import HostReport, find_reports, judge_window
 from analyzer.windows.window import EvaluationOptions, Window, plan_evaluations, window_at
@@ -38,6 +39,7 @@ _log = structlog.get_logger("analyzer")
 EMBEDDED_RANKS = 512
 _LOOKBACK_NS = 120 * NS_PER_S  # how far a fresh analyzer goes back to learn what is usual
 _MOST_BEHIND_NS = 30 * NS_PER_S  # what is due of a job; further back, being reports in time is worth more
+_WEIGH_NS = 10 * NS_PER_S  # as often as ranks say what they cost
 _PAUSE_HOPS = 5  # between two runs: longer, and we were stopped, or too slow
 
 Announce = Callable[[Incident], None]
@@ -103,6 +105,7 @@ class AnalyzerService:
         self._generation: int | None = None
         self._ran_ns: int | None = None
         self._attentive_since_ns = 0  # hosts are silent at the earliest some time after this
+        self._weighed_ns = 0  # when we looked last what jobs pay for their detail
         self.skipped = 0  # evaluations that were left out because we were behind
 
     def run_once(self, lease: Lease, now_ns: int) -> int:
@@ -123,6 +126,9 @@ class AnalyzerService:
         self._close_ended([key for key in self._jobs if key not in spans], lease, now_ns)
         if failed:
             raise failed[0]
+        if now_ns - self._weighed_ns >= _WEIGH_NS:
+            self._weighed_ns = now_ns
+            add_detail_requests(self._control, *lower_dear_jobs(self._store, now_ns), now_ns=now_ns)
         note_analysis(self._control, Analysis(now_ns, self.skipped))
         return evaluations
 

@@ -291,6 +291,7 @@ class PluginHealth(JobRecord):
     paid_ppm: Annotated[I32 | None, "what the job pays, by operations without detail; None: not measured yet"]
     paid_error_ppm: Annotated[U32 | None, "half the width of its 95 % interval"]
     paid_pairs: Annotated[U32, "comparisons that it rests on"]
+    dear: Annotated[Flag, "whether the job surely pays more than the budget, by this rank's comparisons"]
     refused_comms: Annotated[U64, "communicators that found no place, and are not seen"]
     lost: Annotated[U64, "records overwritten before they were read, and open operations whose place was needed"]
 

@@ -51,7 +51,7 @@ enum wire_clock_kind { WIRE_CLOCK_TSC = 1, WIRE_CLOCK_CNTVCT = 2, WIRE_CLOCK_MON
 enum wire_lowered {
     WIRE_NOT_LOWERED = 0,
     WIRE_LOWERED_BY_CALLBACKS = 1, /* the time in our callbacks exceeds the budget */
-    WIRE_LOWERED_BY_JOB = 2,       /* the job's own pace suffers more than the budget */
+    WIRE_LOWERED_BY_JOB = 2,       /* the job's own pace suffers more than the budget; earlier plugins decided so themselves */
 };
 
 enum wire_func {
@@ -151,7 +151,7 @@ struct wire_status {
     int32_t paid_ppm;      /* what the job pays: how much longer the windows with detail took than those without */
     uint32_t paid_error_ppm; /* half the width of its 95 % interval */
     uint32_t paid_pairs;     /* how many pairs of windows that rests on; 0: not measured yet */
-    uint32_t unused;
+    uint32_t dear;           /* 1 when the job surely pays more than the budget: the collector is to ask for less */
     uint64_t refused_comms;      /* found no place in the table */
     uint64_t refused_rows;
     uint64_t overwritten;        /* operations or transfers still open when their place was needed */

@@ -97,7 +97,7 @@ _COMMON: dict[type[HostRecord], dict[str, Any]] = {
     },
     Progress: {"peer": -1, "head_state": "idle"},
     Agent: {"version": "test", "watermark_ns": T0},
-    PluginHealth: {"version": "test", "level": "steps", "lowered": "no"},
+    PluginHealth: {"version": "test", "level": "steps", "lowered": "no", "dear": False},
     Event: {"source": "test", "kind": "xid", "component": "gpu:h0/0", "severity": "info", "message": "m"},
     NicCounter: {"nic": "eth0", "up": True, "speed_mbps": 200_000, "extra": {}},
     FabricCounter: {"extra": {}},

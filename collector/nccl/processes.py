@@ -54,6 +54,7 @@ class FollowedProcess:
         self.usual_times = UsualTimes()
         self._usual = usual_detail(ring, owner.environment)
         self._asked = self._usual
+        self._allowed = wire.TRACE  # the most that it records unless somebody asks for more
         self._sampled = self._usual.share
         self._is_fixed = bool(owner.environment.get("LOCKSTEP_SAMPLE"))
         self._counted: tuple[int, int] | None = None  # operations so far, and when
@@ -108,15 +109,19 @@ class FollowedProcess:
         """Have some operations a second recorded by steps, however few there are, unless its owner said how many."""
         counted, self._counted = self._counted, (operations, now_ns)
         usual = self._usual
-        if counted is None or self._is_fixed or not usual.share or usual.level < wire.STEPS:
+        if counted is None or self._is_fixed or not usual.share or min(usual.level, self._allowed) < wire.STEPS:
             return
         if int(self.ring.status()["lowered"]) == wire.NOT_LOWERED:
             per_s = (operations - counted[0]) * NS_PER_S / max(now_ns - counted[1], 1)
             self._sampled = sampled_share(self._sampled, per_s, usual.share)
 
-    def ask(self, requests: list[RankDetail]) -> None:
-        """Ask for what is requested; when nothing is requested any more, for what it does by itself."""
-        usual = replace(self._usual, share=self._sampled)
+    def ask(self, requests: list[RankDetail], allowed: int = wire.TRACE) -> None:
+        """Ask for what is requested; when nothing is requested any more, for what it does by itself.
+
+        `allowed` is the most that its job may pay for; it stays, since what was too dear will be so again.
+        """
+        self._allowed = min(self._allowed, allowed)
+        usual = Detail(min(self._usual.level, self._allowed), self._sampled)
         wanted = wanted_detail(requests, usual, self.origin.job, self.ring.identity.world_rank)
         if wanted == self._asked:
             return
@@ -155,7 +160,8 @@ class FollowedProcess:
             ts_ns=now_ns,
             version=identity.plugin_version,
             level=_LEVELS[status["level"]],
-            lowered=_LOWERED[status["lowered"]],
+            lowered="job" if status["level"] <= self._allowed < self._usual.level else _LOWERED[status["lowered"]],
+            dear=bool(status["dear"]),
             paid_ppm=int(status["paid_ppm"]) if is_measured else None,
             paid_error_ppm=int(status["paid_error_ppm"]) if is_measured else None,
             lost=min(self._missed + int(status["overwritten"]), _MOST),

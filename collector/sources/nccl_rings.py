@@ -11,7 +11,7 @@ import pyarrow as pa
 from collector.nccl.aggregator import Aggregator, ForeignJoiner
 from collector.nccl.budget import CROWDED_S, PERIOD_S, URGENT_S, Allowance, Budget, grant, spend, will_crowd
 from collector.nccl.checkpoint import AggregatorState, Checkpoint, FileMemory, decode, encode
-from collector.nccl.detail import KeptDetail, MinutesRequests, Replay, read_details
+from collector.nccl.detail import KeptDetail, MinutesRequests, Replay, allowed_level, read_details
 from collector.nccl.host_aggregator import DELAY_NS, HostAggregator
 from collector.nccl.ledger import Ledger
 from collector.nccl.processes import FILE_FAULTS, FollowedProcess, RingIntake
@@ -133,7 +133,7 @@ class NcclRingsSource:
         self._refuse(self._intake.refusals, now_ns)
         details = read_details(requests, now_ns)
         for process in self._processes:
-            process.ask(details)
+            process.ask(details, allowed_level(requests, process.origin.job, process.origin.attempt))
         snapshots = self._read_snapshots(now_ns)
         self._until_ns = _read_until_ns([snapshot.reading for _, snapshot in snapshots], now_ns)
         rows = sum(_complete_rows(snapshot.reading) for _, snapshot in snapshots)
@@ -234,11 +234,11 @@ class NcclRingsSource:
 
     def _tell_health(self, now_ns: int) -> None:
         """Say how the plugins do when one records more or less than before, and every now and then."""
-        before, self._plugins = [(each.pid, each.level) for each in self._plugins], []
+        before, self._plugins = _levels_of(self._plugins), []
         for process in list(self._processes):
             with self._watching(process, now_ns):
                 self._plugins.append(process.health(now_ns))
-        if [(each.pid, each.level) for each in self._plugins] != before or now_ns - self._told_ns >= _HEALTH_NS:
+        if _levels_of(self._plugins) != before or now_ns - self._told_ns >= _HEALTH_NS:
             self._told_ns = now_ns
             self._take(tables_of(plugins=self._plugins))
 
@@ -282,6 +282,10 @@ class NcclRingsSource:
 
     def _gathered(self) -> dict[str, pa.Table]:
         return {name: pa.concat_tables(pieces) for name, pieces in self._tables.items() if pieces}
+
+
+def _levels_of(plugins: Sequence[PluginHealth]) -> list[tuple[int, str, bool]]:
+    return [(each.pid, each.level, each.dear) for each in plugins]
 
 
 def _read_until_ns(readings: Sequence[RingReading], now_ns: int) -> int:

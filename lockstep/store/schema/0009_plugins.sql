@@ -16,10 +16,11 @@ CREATE TABLE IF NOT EXISTS ${local}.plugins
     paid_ppm       Nullable(Int32) CODEC(ZSTD(1)),
     paid_error_ppm Nullable(UInt32) CODEC(ZSTD(1)),
     paid_pairs     UInt32 CODEC(ZSTD(1)),
+    dear           Bool,
     refused_comms  UInt64 CODEC(ZSTD(1)),
     lost           UInt64 CODEC(ZSTD(1))
 )
 ENGINE = ${engine MergeTree}
 PARTITION BY intDiv(ts_ns, 86400000000000)
-ORDER BY (job, attempt, host, pid, ts_ns)
+ORDER BY (job, attempt, ts_ns, host, pid)
 ${settings};

@@ -162,6 +162,31 @@ def test_detail_is_raised_while_it_is_requested_and_put_back(folder: Path, plugi
         assert before[0] == wire.TRANSFERS
 
 
+def test_job_that_pays_too_much_records_less_for_good_unless_somebody_asks_for_more(
+    folder: Path, plugin_library: Path
+) -> None:
+    def lower(attempt: int) -> DetailRequest:
+        return request("lower", level="operations", attempt=attempt)
+
+    with following(folder) as follower, recording(plugin_library, folder, **RANK):
+        eventually(lambda: follower.has("comms"))
+        follower.has("plugins")
+
+        def is_told(level: str, lowered: str, *requests: DetailRequest) -> bool:
+            follower.skip(1)
+            follower.read(*requests)
+            return (follower.rows["plugins"][-1]["level"], follower.rows["plugins"][-1]["lowered"]) == (
+                level,
+                lowered,
+            )
+
+        assert is_told("transfers", "no", lower(attempt=1)), "another attempt is meant"
+        eventually(lambda: is_told("operations", "job", lower(attempt=0)))
+        assert is_told("operations", "job")
+        eventually(lambda: is_told("steps", "no", request("detail", level="steps")))
+        eventually(lambda: is_told("operations", "job"))
+
+
 def test_rank_with_few_operations_is_sampled_more_often_and_left_as_it_was(
     folder: Path, plugin_library: Path
 ) -> None:
