@@ -112,9 +112,10 @@ static inline uint64_t clock_ticks(void)
     return UNLIKELY(clock_kind > WIRE_CLOCK_CNTVCT) ? clock_slow_ticks() : clock_raw();
 }
 
-/* --- ringfile.c, identity.c, release.c: what happens once --- */
+/* --- ringfile.c, guard.c, identity.c, release.c: what happens once --- */
 
 bool ringfile_create(uint32_t mib, const char **problem); /* fills the session's pointers, or says why not */
+void guard_memory(void *start, uint64_t bytes); /* of the ring file, against its being truncated */
 void identity_fill(struct wire_header *header);
 uint32_t release_version(const void *caller); /* as ncclGetVersion gives it, 0 when it cannot be told */
 bool release_is_unsafe(uint32_t version, const void *caller, const char **why);

@@ -142,6 +142,7 @@ static void *map_file(int file, uint64_t bytes)
     start = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (start == MAP_FAILED)
         return NULL;
+    guard_memory(start, bytes);
     memset(start, 0, bytes);
     return start;
 }

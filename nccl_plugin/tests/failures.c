@@ -6,9 +6,12 @@
 
 #include <fcntl.h>
 #include <sched.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -145,6 +148,81 @@ static void play_no_descriptors(int version)
     check_silence_of(&nccl); /* it does not try again: half a job's file would be worth nothing */
 }
 
+/* --- somebody else's doing --- */
+
+static volatile sig_atomic_t heard;
+static sigjmp_buf back;
+
+static void hear(int number)
+{
+    heard = number;
+    siglongjmp(back, 1);
+}
+
+static void truncate_own_file(void)
+{
+    char path[PATH_BYTES + 64];
+    struct ringfile file = read_own_file();
+
+    snprintf(path, sizeof path, "%s/%u-%llu.ring", getenv("LOCKSTEP_RING_DIR"), header_of(&file)->pid,
+             (unsigned long long)header_of(&file)->created_ns);
+    close_file(&file);
+    CHECK(truncate(path, 0) == 0);
+}
+
+/* A file that root truncates: the job goes on, and what was its own handler of such faults still is. */
+static void play_truncated_file(int version)
+{
+    char *page;
+    FILE *empty = tmpfile();
+
+    CHECK(empty != NULL && signal(SIGBUS, hear) != SIG_ERR);
+    const struct nccl nccl = load_plugin(version);
+    const struct comm comm = open_comm(&nccl, COMM_ID, 0, 2);
+    void *open = begin_transfer(&comm, enqueue_all_reduce(&comm, 0), 1, 0, 1, true);
+
+    truncate_own_file();
+    stop(&comm, open);
+    for (uint64_t seq = 1; seq < 100; seq++)
+        run_all_reduce(&comm, seq);
+    CHECK(enqueue_all_reduce(&comm, 100) == NULL); /* silent */
+    EQUAL(heard, 0);
+    page = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, fileno(empty), 0);
+    CHECK(page != MAP_FAILED);
+    if (sigsetjmp(back, 1) == 0)
+        CHECK(*(volatile char *)page != 0 && false);
+    EQUAL(heard, SIGBUS);
+    fclose(empty);
+    close_comm(&comm);
+}
+
+static void truncate_foreign(void)
+{
+    FILE *empty = tmpfile();
+    volatile char *page = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, fileno(empty), 0);
+
+    _exit(*page);
+}
+
+/* What is not ours ends the process as it would without us. */
+static void play_foreign_fault(int version)
+{
+    int status;
+
+    signal(SIGBUS, SIG_DFL); /* a sanitizer has a handler of its own */
+    const struct nccl nccl = load_plugin(version);
+    open_comm(&nccl, COMM_ID, 0, 2);
+    for (int sent = 0; sent < 2; sent++) {
+        const pid_t child = fork();
+
+        if (child == 0 && sent)
+            raise(SIGBUS);
+        if (child == 0)
+            truncate_foreign();
+        CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
+    }
+}
+
 /* --- the environment --- */
 
 static const struct {
@@ -253,6 +331,8 @@ const struct scenario failure_scenarios[] = {
     {"the file system is full", play_full_filesystem, NEWEST_VERSION, NEWEST_VERSION},
     {"files may not grow", play_file_size_limit, NEWEST_VERSION, NEWEST_VERSION},
     {"no descriptor is left", play_no_descriptors, NEWEST_VERSION, NEWEST_VERSION},
+    {"the file is truncated", play_truncated_file, NEWEST_VERSION, OLDEST_VERSION},
+    {"a fault that is not ours", play_foreign_fault, NEWEST_VERSION, NEWEST_VERSION},
     {"nonsense in variables", play_nonsense, NEWEST_VERSION, NEWEST_VERSION},
     {"empty variables", play_empty_variables, NEWEST_VERSION, NEWEST_VERSION},
     {"endless names", play_endless_names, NEWEST_VERSION, NEWEST_VERSION},
