@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from analyzer.pipeline import AnalyzerOptions, FollowOptions
 from analyzer.service import AnalyzerService, Announce, ServiceOptions
@@ -22,6 +23,7 @@ from lockstep.state.leases import Duty, DutyOptions, Work, unique_holder
 from lockstep.store.opening import layout_of, served_store
 from lockstep.store.store import Store
 from lockstep.topology import Topology, TopologyIndex, load_topology
+from lockstep.verdict import Incident
 from planner.assembly import make_planner
 from planner.paths.service import PathService
 
@@ -40,6 +42,11 @@ class Duties:
         for duty in self.all:
             duty.close()
 
+    def wake(self, name: str) -> None:
+        for duty in self.all:
+            if duty.name == name:
+                duty.wake()
+
 
 @contextmanager
 def opened_head(
@@ -47,12 +54,19 @@ def opened_head(
 ) -> Iterator[tuple[Parts, Duties]]:
     """Open all services and close them in the opposite order at the end; a given topology goes before others."""
     with opened_api(settings, clock, topology, notice) as (parts, alerts):
-        analyzer = make_analyzer(settings, parts.store, parts.control, parts.topology, announce)
+
+        def announce_and_alert(incident: Incident) -> None:
+            announce(incident)
+            alerts.wake("alerts")
+
+        analyzer = make_analyzer(settings, parts.store, parts.control, parts.topology, announce_and_alert)
         works = {
             "analyzer": analyzer.run_once,
             **_planner_works(settings, parts.store, parts.control, parts.topology),
         }
-        yield parts, Duties((*_duties(works, settings, parts.control, clock).all, *alerts.all))
+        duties = Duties((*_duties(works, settings, parts.control, clock).all, *alerts.all))
+        parts.gateway.inserted = partial(duties.wake, "analyzer")
+        yield parts, duties
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from analyzer.diagnosis import diagnose
 from analyzer.pipeline import FollowOptions
 from benchmarks.accuracy_score import Case, Named, healthy_until_s, named_of
 from benchmarks.accuracy_truth import Facts, Known, find_truth
+from benchmarks.accuracy_twins import find_twins
 from benchmarks.accuracy_worlds import World, draw_world
 from lockstep.capture.exchange import load_capture
 from lockstep.capture.files import read_capture
@@ -178,12 +179,14 @@ class _WatchedSimulation(Simulation):
         super().__init__(scenario, seed, hosts)
         self.steps: list[tuple[float, float]] = []  # begin and length in seconds
         self._flows: dict[tuple[object, ...], np.ndarray] = {}
+        self.paths: dict[tuple[object, ...], np.ndarray] = {}  # of all connections, a row of directed links each
 
     def run_until(self, until_ns: float) -> Iterator[Operation]:
         for operation in super().run_until(until_ns):
             key = (operation.attempt, operation.comms.kind, operation.func)
             if operation.transfers and key not in self._flows:
                 self._flows[key] = np.stack([operation.transfers.tx_nic, operation.transfers.rx_nic])
+                self.paths[key] = operation.transfers.paths.reshape(-1, operation.transfers.paths.shape[-1])
             yield operation
 
     @property
@@ -291,7 +294,12 @@ def _simulate_world(store: Store, world: World) -> tuple[TopologyIndex, Truth, K
             return world.chain.pass_on(name, rows.filter(pc.is_in(rows["host"], mine)), START_NS)
 
         _fill(store, job, pass_on)
-    facts = Facts(simulation.steps, _healthy_steps(world), simulation.pairs(), simulation.stands_still)
+    paths = np.concatenate([each for job, _ in jobs for each in job.paths.values()] or [np.zeros((0, 1), np.int64)])
+    twins = {
+        fault.component: find_twins(fault.component, fault.side, simulation.network, paths)
+        for fault in world.scenario.expect
+    }
+    facts = Facts(simulation.steps, _healthy_steps(world), simulation.pairs(), simulation.stands_still, twins)
     truth = Truth(_usual_step_s(simulation.steps, world.scenario))
     return TopologyIndex(simulation.topology), truth, find_truth(world, facts)
 

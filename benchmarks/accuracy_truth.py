@@ -4,8 +4,8 @@ A fault has to be found when it cost the job something, for long enough, and the
 any other, silence is as right as its name.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
 import numpy as np
@@ -48,6 +48,8 @@ class Facts:
     healthy_steps: Sequence[Step]
     pairs: frozenset[tuple[str, str]]  # NICs between which something was sent, such as h0/eth0
     stands_still: bool
+    # Of parts at fault: others that exactly the same connections cross.
+    twins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def find_truth(world: World, facts: Facts) -> Known:
     """Return what is to be said of a world."""
     known = Known(allowed=_of_background(world))
     for fault in world.scenario.expect:
-        named = _with_names(fault, world, facts)
+        named = _with_twins(_with_names(fault, world, facts), facts)
         why = why_unseen(fault, world, facts)
         if not why:
             known = replace(known, expect=(*known.expect, named))
@@ -189,6 +191,11 @@ def _end_s(world: World) -> float:
 
 
 # What else a fault may be called.
+
+
+def _with_twins(fault: Expectation, facts: Facts) -> Expectation:
+    names = dict.fromkeys((*fault.also_right, *facts.twins.get(fault.component, ())))
+    return fault.model_copy(update={"also_right": tuple(names)})
 
 
 def _with_names(fault: Expectation, world: World, facts: Facts) -> Expectation:

@@ -11,7 +11,8 @@ import structlog
 import typer
 
 from cli.setup import settings_of
-from collector.agent import CollectorAgent, leave_out_pandas
+from collector.agent import CollectorAgent
+from collector.lean import leave_out_pandas
 from collector.metrics import serve_metrics
 from collector.path_ports import PROBE_WAIT_S, AnswerServer, Choices, PathAgent, PortFinder, PortProber, listen
 from collector.probes.paths import AddressBook, addresses_in

@@ -1,20 +1,18 @@
 """The agent of one host: every source on its own schedule, batches when they are due, sent until acknowledged."""
 
-import ctypes
-import sys
 import threading
 import time
 import uuid
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 
 import pyarrow as pa
 import structlog
 
+from collector.lean import keep_freed_memory
 from collector.shipping import Batch, BatchQueue, Checkpoints, Destination, Shipper
 from collector.sources.source import Reading, Source
 from lockstep import __version__
@@ -30,6 +28,10 @@ _PATIENCE_S, _PATIENCE_PERIODS = 10.0, 3.0
 # Who is read less often than looks are taken tells of states (connections, clocks) rather than of what happens: if
 # windows waited for it, every fault would be told so many seconds later.
 _LONGEST_PERIOD_S = 2.0
+_SHORTEST_ALIGNED_S = 1.0
+# Soon after the end of a window can be known, and not all hosts of a fleet at one instant; what they send within a
+# second is one insert.
+_EARLIEST_S, _SPREAD_S = 0.1, 0.6
 MOST_ROWS = 200_000  # kept while nobody packs, because a disk hangs: some 30 MB, and minutes of a busy host
 
 
@@ -147,9 +149,15 @@ class Follower:
     """Reads one source until it is stopped; `health` may be looked at from any thread."""
 
     def __init__(
-        self, source: Source, gathering: Gathering, requests: Callable[[], tuple[DetailRequest, ...]], clock: Clock
+        self,
+        source: Source,
+        gathering: Gathering,
+        requests: Callable[[], tuple[DetailRequest, ...]],
+        clock: Clock,
+        offset_s: float = 0.0,
     ) -> None:
-        self.source = source
+        """`offset_s` is how long after whole periods of the clock it reads, beside what the source needs."""
+        self.source, self._offset_ns = source, round((offset_s + source.delay_s) * NS_PER_S)
         self.health = Health()
         self._gathering, self._detail_requests, self._clock = gathering, requests, clock
         self._fault: str | None = None
@@ -170,11 +178,23 @@ class Follower:
             spent_s = (self._clock.monotonic_ns() - begin_ns) / NS_PER_S
             cpu_s = self.health.cpu_s + time.thread_time() - begin_cpu_s
             self.health = replace(self.health, last_s=spent_s, cpu_s=cpu_s, reading_since_ns=None)
-            self._clock.wait(stop, max(pause_s - spent_s, 0.0))
+            self._clock.wait(stop, self._rest_s(pause_s, spent_s))
         try:
             self.source.close()
         except Exception as error:  # noqa: BLE001  # it is the end anyway
             _log.warning("source did not close", source=self.source.name, error=str(error))
+
+    def _rest_s(self, pause_s: float, spent_s: float) -> float:
+        """Return how long to wait after a reading that took so long.
+
+        What windows wait for is read at the same moments on all hosts. A window closes when the last of them has read
+        beyond its end, and ranks that wait for one another are better disturbed together than one after the other.
+        """
+        if not _SHORTEST_ALIGNED_S <= pause_s <= _LONGEST_PERIOD_S:
+            return max(pause_s - spent_s, 0.0)
+        period_ns = round(pause_s * NS_PER_S)
+        since_ns = (self._clock.now_ns() - self._offset_ns) % period_ns
+        return (period_ns - since_ns) / NS_PER_S
 
     def _read_once(self) -> float:
         """Read, and return how long to wait before the next time."""
@@ -226,31 +246,6 @@ class Follower:
         self.health = replace(self.health, is_present=False, is_well=True)
 
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # malloc.h of glibc
-_LARGE = 32 << 20  # larger than any array of a reading
-
-
-# None in sys.modules would not do: what Cython compiles, as Arrow is, imports it as if it were a module.
-class _NoPandas(MetaPathFinder):
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name == "pandas":
-            raise ModuleNotFoundError("this process goes without pandas", name=name)
-        return None
-
-
-def leave_out_pandas() -> None:
-    """Have this process believe that there is no pandas; what was imported before stays."""
-    sys.meta_path.insert(0, _NoPandas())
-
-
-def keep_freed_memory() -> None:
-    """Have the C library keep freed memory, in one place for all threads; one that cannot is left as it is."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        for option, value in ((_MMAP_THRESHOLD, _LARGE), (_TRIM_THRESHOLD, _LARGE), (_ARENA_MAX, 1)):
-            mallopt(option, value)
-
-
 # What ranks recorded is packed as soon as it was read, and all else with it; longer than between two such readings.
 _BATCH_PERIOD_S = 2.5
 _LAST_READ_S = 5.0  # how long the end waits for a source that hangs; it may hang in the kernel for ever
@@ -275,8 +270,9 @@ class CollectorAgent:
         self._number = 0
         self._gathering = Gathering(checkpoints, clock)
         self.shipper = Shipper(host, queue, destination, clock)
+        offset_s = _EARLIEST_S + _SPREAD_S * zlib.crc32(host.encode()) / 2**32
         self.followers = [
-            Follower(source, self._gathering, lambda: self.shipper.requests, clock) for source in sources
+            Follower(source, self._gathering, lambda: self.shipper.requests, clock, offset_s) for source in sources
         ]
         for follower in self.followers:
             if follower.source.name in checkpoints:

@@ -96,6 +96,7 @@ class Gateway:
         self._stop = threading.Event()
         self._has_cut = threading.Event()  # a segment waits to be inserted
         self._trouble: str | None = None
+        self.inserted: Callable[[], object] = lambda: None  # called when the store has more
         self.metrics = GatewayMetrics(lambda: self.backlog_bytes, lambda: self._trouble is not None)
         # A segment has one insert per table, and most of each is waiting for the store.
         self._inserters = ThreadPoolExecutor(_INSERTS_AT_ONCE, "gateway-insert")
@@ -169,7 +170,7 @@ class Gateway:
             if group:
                 self._commit(group)
             try:
-                self._cut_when_due(force=not running)
+                self._cut_when_due(force=not running, is_lull=not group)
             except OSError as error:  # the file stays open, and is cut at the next round or found at the next start
                 _log.error("segment cannot be cut", directory=str(self._directory), error=str(error))
 
@@ -241,13 +242,15 @@ class Gateway:
             for future in bundle.futures:
                 future.set_exception(GatewayFull(f"the gateway's log cannot be written: {error.strerror}"))
 
-    def _cut_when_due(self, force: bool) -> None:
+    def _cut_when_due(self, force: bool, is_lull: bool) -> None:
+        """Cut after half the time when nothing comes: hosts send together, and what all have sent is waited for."""
         with self._guard:
             segment = self._open
             if segment is None:
                 return
             age_s = (self._clock.monotonic_ns() - self._opened_ns) / NS_PER_S
-            if force or age_s >= self._options.segment_s or segment.size >= self._options.max_segment_bytes:
+            wanted_s = self._options.segment_s / 2 if is_lull else self._options.segment_s
+            if force or age_s >= wanted_s or segment.size >= self._options.max_segment_bytes:
                 segment.cut()
                 self._waiting += segment.size  # first: who looks in between sees too much, and never room that is not
                 self._open = None
@@ -286,6 +289,7 @@ class Gateway:
             finished()
             self._waiting -= size
             self._kept.forget(segment_number(path))
+        self.inserted()
 
     def _insert_segment(self, path: Path) -> int:
         kept = self._kept.get(segment_number(path))

@@ -67,6 +67,7 @@ class ConnectionsSource:
 
     name = "connections"
     period_s = 5.0
+    delay_s = 0.0
 
     def __init__(
         self, host: str, root: Path = Path("/"), topology: Topology | None = None, kernel: Kernel | None = None

@@ -93,6 +93,7 @@ class KernelLogSource:
 
     name = "kernel_log"
     period_s = 1.0
+    delay_s = 0.0
 
     def __init__(
         self, host: str, root: Path = Path("/"), monotonic_ns: Callable[[], int] = time.monotonic_ns

@@ -38,6 +38,11 @@ class Source(Protocol):
         """How long to wait between two reads."""
         ...
 
+    @property
+    def delay_s(self) -> float:
+        """How long after a moment a read gives all about it."""
+        ...
+
     def read(self, now_ns: int, requests: Sequence[DetailRequest]) -> Reading:
         """Return what is new; `detail requests` are the server's, not yet expired."""
         ...
@@ -52,7 +57,9 @@ class Source(Protocol):
 
 
 class PlainSource:
-    """Base of sources that have nothing to go on from and nothing to let go of."""
+    """Base of sources that tell of now, and have nothing to go on from and nothing to let go of."""
+
+    delay_s = 0.0
 
     def resume(self, checkpoint: bytes) -> None:
         """Begin anew, whatever was saved."""

@@ -120,7 +120,7 @@ class Duty:
         self._work = work
         self._options = options
         self._lease: Lease | None = None
-        self._stop = threading.Event()
+        self._stop, self._woken = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"duty-{name}")
 
     @property
@@ -133,6 +133,7 @@ class Duty:
     def close(self) -> None:
         """End the thread and let go of the lease, so that another process need not wait for it to expire."""
         self._stop.set()
+        self.wake()
         if self._thread.is_alive():
             self._thread.join()
         if self._lease:
@@ -141,10 +142,15 @@ class Duty:
             except LockstepError as error:
                 _log.warning("lease not released, it expires by itself", duty=self.name, error=str(error))
 
+    def wake(self) -> None:
+        """Have the next round begin now: there is something to do."""
+        self._woken.set()
+
     def _run(self) -> None:
         while not self._stop.is_set():
+            self._woken.clear()  # before the work: what comes from now on may not be seen by it
             self.run_once()
-            self._clock.wait(self._stop, self._options.period_s)
+            self._clock.wait(self._woken, self._options.period_s)
 
     def run_once(self) -> None:
         """Take or renew the lease and do the work once; faults are kept in `trouble` and do not end the duty."""

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any  # fields of scenarios
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -12,10 +13,13 @@ from benchmarks.accuracy_faults import KINDS
 from benchmarks.accuracy_score import Hit, Named, Score, score
 from benchmarks.accuracy_table import figures_of_worlds
 from benchmarks.accuracy_truth import Facts, Step, find_truth
+from benchmarks.accuracy_twins import find_twins
 from benchmarks.accuracy_worlds import World, draw_world
+from lockstep.verdict import Side
 from simulator.faults import parse_fault
+from simulator.network import Network
 from simulator.rows import Identity
-from simulator.scenario import Expectation
+from simulator.scenario import Expectation, build_topology
 from simulator.simulation import Simulation
 from simulator.telemetry import SimulatedTelemetry
 from tests.builders import T0
@@ -103,6 +107,23 @@ def test_fault_that_costs_something_and_shows_is_to_be_found_by_all_its_names() 
     assert "link:h1/eth0--h2/eth0" in known.expect[0].also_right, "in a ring nobody can tell the two ends apart"
     meshed = RING | {("h1/eth0", "h3/eth0")}
     assert not find_truth(slow_world(), Facts(SLOW, HEALTHY, meshed, stands_still=False)).expect[0].also_right
+
+
+def twins_of(part: str, side: Side | None = None, **shape: int) -> set[str]:
+    """Return what cannot be told from a part while each host sends to the next, around."""
+    place = cluster(nics_per_host=1, **shape)
+    network, hosts = Network(build_topology(place), 1), np.arange(place.hosts)
+    return set(find_twins(part, side, network, network.choose_paths(hosts, np.roll(hosts, -1), hosts)))
+
+
+def test_parts_that_the_same_connections_cross_are_one_answer() -> None:
+    alone = {"switch:leaf1", "nic:h1/eth0", "link:h1/eth0--leaf1", "link:leaf1--spine0", "host:h1"}
+    for part in alone:
+        assert twins_of(part, hosts_per_leaf=1, spines=1) == alone - {part}
+    assert twins_of("switch:leaf0", spines=1) == set(), "with two hosts, what stays inside tells it from its uplink"
+    sent = twins_of("nic:h1/eth0", "tx", hosts_per_leaf=1, spines=1)
+    assert {"link:h1/eth0--h2/eth0", "nic:h2/eth0"} <= sent, "in a ring nobody can tell the two ends apart"
+    assert twins_of("gpu:h1/0") == set()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from collector import agent as agent_module
-from collector.agent import CollectorAgent, Gathering
+from collector.agent import CollectorAgent, Follower, Gathering
 from collector.shipping import GatewayClient, MemoryQueue
 from collector.sources.source import PlainSource, Reading, Source
 from collector.spool import Spool
@@ -256,6 +256,33 @@ def test_full_buffer_drops_the_oldest_and_says_how_many_rows(gateway: FakeGatewa
     assert gateway.all_of("agents", "dropped")[-1] > 0
     assert arrived[0] > 0
     assert arrived[-1] == source.reads - 1
+
+
+def read_four_times(period_s: float, started_ns: int) -> list[int]:
+    """Return when a source is read that takes a fifth of its period: 0.1 s after it can give all about 0.2 s ago."""
+    clock, stop, timestamps = ManualClock(started_ns), threading.Event(), list[int]()
+
+    def note(number: int) -> None:
+        timestamps.append(clock.now_ns())
+        clock.advance(period_s / 5)
+        if number == 3:
+            stop.set()
+
+    source = NumberedSource("a", before=note)
+    source.period_s, source.delay_s = period_s, 0.2
+    Follower(source, Gathering({}, clock), tuple, clock, offset_s=0.1).follow(stop)
+    return timestamps
+
+
+@pytest.mark.parametrize("started_s", [0.7, 1.6])
+def test_hosts_read_what_windows_wait_for_at_the_same_times(started_s: float) -> None:
+    started_ns = round(started_s * SECOND)
+    for period_s, first_s in ((2.0, 2.3), (1.0, 1.3 if started_s < 1.3 else 2.3)):
+        expected = [started_ns, *(round((first_s + number * period_s) * SECOND) for number in range(3))]
+        assert read_four_times(period_s, started_ns) == expected
+    for period_s in (0.1, 10.0):  # in haste, or of states that nobody waits for
+        expected = [started_ns + round(number * period_s * SECOND) for number in range(4)]
+        assert read_four_times(period_s, started_ns) == expected
 
 
 def test_what_somebody_waits_for_is_packed_at_once(gateway: FakeGateway) -> None:

@@ -7,7 +7,7 @@ from tests.conftest import REPO
 from tests.waiting import LIMIT_S
 
 PROGRAM = """
-from collector.agent import leave_out_pandas
+from collector.lean import leave_out_pandas
 leave_out_pandas()
 import sys, pyarrow as pa
 assert pa.array([1, None]).null_count == 1

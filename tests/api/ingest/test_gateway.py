@@ -15,6 +15,7 @@ from api.ingest import log
 from api.ingest.checking import CheckLimits
 from api.ingest.gateway import Gateway, GatewayOptions
 from api.ingest.log import Entry, OpenSegment, list_segments
+from lockstep.clock import ManualClock
 from lockstep.errors import GatewayFull, LockstepError, StoreRefused
 from tests.api.fake_store import FakeStore, away
 from tests.api.ingest.build import batch, entry, running
@@ -38,14 +39,29 @@ def counted(gateway: Gateway, result: str) -> float:
 
 
 def test_acknowledged_batch_reaches_the_store_and_its_segment_is_deleted(tmp_path: Path) -> None:
-    store = FakeStore()
+    store, known = FakeStore(), list[object]()
     with running(tmp_path, store) as gateway:
+        gateway.inserted = lambda: known.append(messages(store))
         assert acknowledge(gateway, entry(1)) == [1]
-        eventually(lambda: messages(store) == ["h0/b1/1"])
+        eventually(lambda: known == [["h0/b1/1"]])
         eventually(lambda: gateway.backlog_bytes == 0)
         assert acknowledge(gateway, entry(2), entry(1, boot="b2"), entry(1, "a", "b", agent="h1")) == [2, 1, 1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["identity", "watermarks.json"]
     assert "lockstep_ingest_rows_total 5.0" in generate_latest(gateway.metrics.registry).decode()
+
+
+def test_what_came_is_inserted_sooner_when_nothing_more_comes(tmp_path: Path) -> None:
+    class StillClock(ManualClock):
+        def wait(self, event: threading.Event, timeout_s: float) -> bool:
+            return event.wait(0.01)
+
+    store, clock = FakeStore(), StillClock()
+    gateway = Gateway(tmp_path, store, clock, GatewayOptions(segment_s=60.0))
+    gateway.start()
+    acknowledge(gateway, entry(1))
+    clock.advance(31.0)
+    eventually(lambda: messages(store) == ["h0/b1/1"])
+    gateway.close()
 
 
 def test_batch_that_comes_again_is_acknowledged_again_and_kept_once(tmp_path: Path) -> None:

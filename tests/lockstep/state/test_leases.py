@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sqlalchemy import select
 from structlog.testing import capture_logs
 
-from lockstep.clock import NS_PER_S, ManualClock
+from lockstep.clock import NS_PER_S, ManualClock, SystemClock
 from lockstep.errors import ControlAway, LeaseLost, StoreAway
 from lockstep.state.database import ControlDatabase
 from lockstep.state.leases import Duty, DutyOptions, Lease, check_lease, release_lease, take_lease
@@ -248,3 +248,13 @@ def test_duty_that_is_started_works_until_it_is_closed(db: ControlDatabase) -> N
     assert {generation for generation, _ in worker.done} == {1}
     Duty("analyzer", "b", db, HastyClock(), worker, OPTIONS).run_once()
     assert len(worker.done) == done + 1
+
+
+def test_duty_that_is_woken_works_at_once(db: ControlDatabase) -> None:
+    worker = Worker()
+    duty = Duty("analyzer", "a", db, SystemClock(), worker, DutyOptions(period_s=3600.0))
+    duty.start()
+    eventually(lambda: len(worker.done) == 1)
+    duty.wake()
+    eventually(lambda: len(worker.done) == 2)
+    duty.close()
