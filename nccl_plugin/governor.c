@@ -35,7 +35,7 @@ static struct {
     float ratios[KEPT];
     uint32_t dear;
     uint64_t looked;
-    uint64_t callbacks[MAX_RINGS];
+    uint64_t callbacks[MOST_RINGS];
 } governor;
 
 static uint64_t hole_end; /* detail is away until then at the latest; 0: it is not. Read by all threads */

@@ -25,9 +25,8 @@
 #define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
 
 enum {
-    MAX_RINGS = 64,
     MIN_RINGS = 2, /* the shared one and one more */
-    ENOUGH_RINGS = 6, /* before rings become longer: threads that enqueue, and one per communicator that moves data */
+    MOST_RINGS = 6, /* threads that enqueue, and one per communicator that moves data; with more, rings would be short */
     LEAST_MIB = 4, /* of a ring file */
     COST_SAMPLE_MASK = 63, /* one callback in 64 is timed */
     FULL_SHARE = 65536,
@@ -44,6 +43,8 @@ struct producer {
     uint32_t thread;
     uint32_t session; /* serial of the session this belongs to */
     uint64_t head;
+    uint32_t slot;  /* of the next record, and its stamp */
+    uint32_t stamp;
     uint64_t next_operation;
     uint64_t next_transfer;
     struct wire_transfer *warm; /* the one given up last */
@@ -59,7 +60,7 @@ struct session {
     uint32_t serial; /* a forked child has the next one */
     uint64_t tag;    /* shifted to its place in a handle */
     uint32_t rings;
-    uint32_t ring_records; /* of each; a power of two */
+    uint32_t ring_records; /* of each */
     uint32_t level;  /* in force, experiments of the governor apart */
     uint32_t share;
     uint32_t epoch;
@@ -86,7 +87,7 @@ struct session {
 };
 
 extern struct session session;
-extern struct producer producers[MAX_RINGS];
+extern struct producer producers[MOST_RINGS];
 
 /* --- clock.c --- */
 
@@ -161,12 +162,6 @@ struct producer *producer_current(void);
 void producer_account(struct producer *producer, uint64_t began);
 struct wire_record *record_claim_shared(struct producer *producer, uint32_t *stamp);
 
-/* In which round of its ring a record is written. */
-static inline uint32_t record_stamp(uint64_t number)
-{
-    return (uint32_t)(number >> __builtin_ctz(session.ring_records)) + 1;
-}
-
 /* A record to fill, or NULL when it is lost. */
 static inline struct wire_record *record_begin(struct producer *producer, uint32_t *stamp)
 {
@@ -174,8 +169,8 @@ static inline struct wire_record *record_begin(struct producer *producer, uint32
 
     if (UNLIKELY(producer->number == 0))
         return record_claim_shared(producer, stamp);
-    record = &producer->records[producer->head & (session.ring_records - 1)];
-    *stamp = record_stamp(producer->head);
+    record = &producer->records[producer->slot];
+    *stamp = producer->stamp;
     STORE(record->stamp, WIRE_BUSY);
     __atomic_thread_fence(__ATOMIC_RELEASE);
     return record;
@@ -184,8 +179,13 @@ static inline struct wire_record *record_begin(struct producer *producer, uint32
 static inline void record_end(struct producer *producer, struct wire_record *record, uint32_t stamp)
 {
     __atomic_store_n(&record->stamp, stamp, __ATOMIC_RELEASE);
-    if (producer->number != 0)
-        __atomic_store_n(&producer->ring->head, ++producer->head, __ATOMIC_RELEASE);
+    if (producer->number == 0)
+        return;
+    if (UNLIKELY(++producer->slot == session.ring_records)) { /* a division would cost more than all the rest */
+        producer->slot = 0;
+        producer->stamp++;
+    }
+    __atomic_store_n(&producer->ring->head, ++producer->head, __ATOMIC_RELEASE);
 }
 
 /* The producer of this thread, or NULL when nothing is to be recorded. */

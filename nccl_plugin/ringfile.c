@@ -30,25 +30,18 @@ static struct wire_section place(struct layout *layout, uint32_t count, uint32_t
     return section;
 }
 
-static uint64_t rings_in(uint64_t bytes, uint64_t records)
-{
-    const uint64_t per_ring = sizeof(struct wire_ring) + records * sizeof(struct wire_record)
-                              + WIRE_RING_OPERATIONS * sizeof(struct wire_operation)
-                              + WIRE_RING_TRANSFERS * sizeof(struct wire_transfer);
+enum { BESIDE_RECORDS = sizeof(struct wire_ring) + WIRE_RING_OPERATIONS * sizeof(struct wire_operation)
+                        + WIRE_RING_TRANSFERS * sizeof(struct wire_transfer) };
 
-    return bytes / per_ring;
-}
-
-/* Rings twice as long for as long as there are enough of them, then as many as fit: 64 MiB hold seven of 131,072. */
+/* A few rings, and all the room there is for their records: 64 MiB hold six of 166,000. */
 static void plan_rings(uint64_t bytes)
 {
-    uint64_t rings;
+    const uint64_t fit = bytes / (BESIDE_RECORDS + WIRE_RING_RECORDS * sizeof(struct wire_record));
 
-    session.ring_records = WIRE_RING_RECORDS;
-    while (rings_in(bytes, 2 * session.ring_records) >= ENOUGH_RINGS)
-        session.ring_records *= 2;
-    rings = rings_in(bytes, session.ring_records);
-    session.rings = rings > MAX_RINGS ? MAX_RINGS : rings < MIN_RINGS ? MIN_RINGS : (uint32_t)rings;
+    session.rings = fit > MOST_RINGS ? MOST_RINGS : fit < MIN_RINGS ? MIN_RINGS : (uint32_t)fit;
+    session.ring_records = (uint32_t)((bytes / session.rings - BESIDE_RECORDS) / sizeof(struct wire_record));
+    if (session.ring_records < WIRE_RING_RECORDS)
+        session.ring_records = WIRE_RING_RECORDS;
 }
 
 static struct layout plan(uint32_t mib)
@@ -177,6 +170,7 @@ static void point_into(char *start, const struct layout *layout)
             .transfers = session.transfers + (size_t)i * WIRE_RING_TRANSFERS,
             .number = i,
             .taken = i == 0,
+            .stamp = 1,
             .session = session.serial,
         };
 }

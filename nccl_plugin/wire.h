@@ -29,7 +29,7 @@ enum {
     WIRE_CLOCK_PAIRS = 64,
     WIRE_COMMS = 4096,
     WIRE_ROWS = 8192,
-    WIRE_RING_RECORDS = 8192,     /* per ring at least; a power of two, larger where the file has room */
+    WIRE_RING_RECORDS = 8192,     /* per ring at least; as many more as the file has room for */
     WIRE_RING_OPERATIONS = 1024,  /* per ring; a power of two */
     WIRE_RING_TRANSFERS = 512,    /* per ring; a power of two */
     WIRE_STEPS_AHEAD = 8,         /* steps of one transfer that NCCL keeps open at most */
@@ -117,7 +117,7 @@ struct wire_header { /* the first page; written once, `ready` last */
     struct wire_section comms;
     struct wire_section rows;
     struct wire_section rings;      /* struct wire_ring; number 0 is the shared one */
-    struct wire_section records;    /* `rings.count` times the same power of two */
+    struct wire_section records;    /* `rings.count` times the same number */
     struct wire_section operations; /* `rings.count` times WIRE_RING_OPERATIONS */
     struct wire_section transfers;  /* the same, WIRE_RING_TRANSFERS each */
     int32_t world_rank;  /* -1 when the environment does not say */

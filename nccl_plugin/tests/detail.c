@@ -177,7 +177,7 @@ static void play_identity(int version)
     EQUAL(header->pid, getpid());
     EQUAL(header->nccl_version, usual_release(version));
     CHECK(header->clock_kind != WIRE_CLOCK_REPLAY);
-    CHECK(file.size > 14 << 20 && file.size <= 16 << 20);
+    CHECK(file.size > 15 << 20 && file.size <= 16 << 20);
     EQUAL(log_lines(), version < 4 ? 0 : 1);
     CHECK(version < 4 || is_logged("lockstep " LOCKSTEP_VERSION));
     close_file(&file);
