@@ -108,15 +108,23 @@ def judge(
         return judgement, memory
     unseen = replace(context, silent=context.silent | judgement.silent_hosts)
     slower = find_global(memory.steps, unseen, options.everybody)
-    # All that was judged has to be slow: parts get a window, and as many samples as accuse a pair, to show themselves
-    # before all are blamed.
-    sampled_ns = judgement.matrix.told_since_ns if judgement.matrix else None
-    begin_ns = min(context.window.start_ns, sampled_ns or context.window.start_ns)
+    begin_ns = _blamed_since_ns(judgement.matrix, context.window)
     lasting = tuple(finding for finding in slower if finding.since_ns is None or finding.since_ns <= begin_ns)
     # More samples may cost the rows that steps are cut from: while none is seen, none are asked for because of steps.
     is_seen = any(not finding.is_stale for finding in slower)
     is_unexplained = is_seen or is_slower(memory.straggler, context, options.straggler)
     return replace(judgement, findings=lasting or judgement.findings, is_unexplained=is_unexplained), memory
+
+
+def _blamed_since_ns(matrix: DelayMatrix | None, window: Window) -> int:
+    """Return since when all must have been slow for all to be blamed.
+
+    All that was judged has to be slow. Parts, where any are seen, get a second window and as many samples as accuse a
+    pair to show themselves.
+    """
+    if matrix is None:
+        return window.start_ns
+    return min(2 * window.start_ns - window.end_ns, matrix.told_since_ns or window.start_ns)
 
 
 def _judge_pace(
