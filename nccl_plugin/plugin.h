@@ -185,6 +185,7 @@ static inline void record_end(struct producer *producer, struct wire_record *rec
         producer->slot = 0;
         producer->stamp++;
     }
+    __builtin_prefetch(&producer->records[producer->slot], 1); /* a ring is larger than what caches keep */
     __atomic_store_n(&producer->ring->head, ++producer->head, __ATOMIC_RELEASE);
 }
 
