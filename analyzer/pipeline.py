@@ -29,6 +29,7 @@ from analyzer.steps.steps import GlobalOptions, StepMemory, StepOptions, StepRep
 from analyzer.steps.traffic import Pace, read_operations, read_pace
 from analyzer.straggler.reading import read_straggler_facts
 from analyzer.straggler.stragglers import StragglerMemory, StragglerOptions, find_stragglers, is_slower
+from analyzer.testimony import doubt, read_second_claims
 from analyzer.windows.jobs import JobSpan, Roster
 from analyzer.windows.outage import find_outages, name_outage
 from analyzer.windows.silence import HostReport
@@ -240,6 +241,8 @@ def evaluate_window(
     context = replace(context, lost=frozenset().union(*(outage.hosts for outage in outages)))
     is_explained = known.faults.names_a_part(options.tracking.clear_evaluations)
     judgement, stages = judge(store, context, known.stages, options.analyzer, is_explained=is_explained)
+    if judgement.findings:
+        judgement = replace(judgement, findings=doubt(judgement.findings, read_second_claims(store, context)))
     followed = replace(known, stages=stages, fresh_ns=window.end_ns)
     if is_reported:
         return Outcome(followed, [], judgement, context)

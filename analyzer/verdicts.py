@@ -4,6 +4,7 @@ import hashlib
 from dataclasses import dataclass, replace
 
 from analyzer.impact import Account, impact_of, stops_job
+from analyzer.testimony import has_witnesses
 from analyzer.windows.window import Context, Finding
 from lockstep.clock import NS_PER_S
 from lockstep.verdict import FaultClass, Grade, Incident, Verdict
@@ -61,6 +62,7 @@ def _grade(finding: Finding, lasted_ns: int, context: Context, account: Account,
         return "note"
     drains = (
         finding.may_isolate
+        and has_witnesses(finding, context)
         and finding.fault_class not in _NEVER_ISOLATED
         and finding.likelihood >= options.isolate_confidence
         and context.coverage >= options.isolate_coverage

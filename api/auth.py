@@ -90,12 +90,14 @@ _NEVER_NS = 2**63 - 1
 # What each scope allows. A collector's token allows nothing else: whoever takes a training host gets no more.
 _ALLOWS: dict[Scope, frozenset[Scope]] = {
     "ingest": frozenset({"ingest"}),
+    "fabric": frozenset({"fabric", "ingest"}),
     "read": frozenset({"read"}),
     "act": frozenset({"act", "read"}),
     "admin": frozenset({"admin", "act", "read"}),
 }
 _DOING: dict[Scope, str] = {
     "ingest": "sending telemetry",
+    "fabric": "telling of switches",
     "read": "reading",
     "act": "acting",
     "admin": "administering",

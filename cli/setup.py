@@ -7,22 +7,37 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import structlog
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import Progress, ProgressColumn
+from rich.segment import Segment
 
 from lockstep.config import Settings, load_settings
+from lockstep.words import clean
 
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
 Why = Annotated[str, typer.Option(help="Reason, kept in the audit.")]
 _WIDE = 200  # columns where nobody looks at a terminal: tables in files and pipes are not folded
 
-# Names of hosts, jobs and files are printed as they are: no [tag] or :word: in them means anything to the console.
-out = Console(soft_wrap=True, markup=False, emoji=False, width=None if sys.stdout.isatty() else _WIDE)
-err = Console(stderr=True, soft_wrap=True, markup=False, emoji=False, width=None if sys.stderr.isatty() else _WIDE)
+
+class CleanConsole(Console):
+    """Prints names and sentences of others as they are: nothing in them means anything to us or to the terminal."""
+
+    def __init__(self, *, stderr: bool = False, **options: Any) -> None:  # Any: those of rich
+        width = None if (sys.stderr if stderr else sys.stdout).isatty() else _WIDE
+        usual = {"soft_wrap": True, "markup": False, "emoji": False, "width": width}  # no [tag], no :word:
+        super().__init__(stderr=stderr, **(usual | options))
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Yield what is printed; all that moves a cursor is rich's own."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=clean(segment.text))
+
+
+out, err = CleanConsole(), CleanConsole(stderr=True)
 
 
 def settings_of(context: typer.Context) -> Settings:

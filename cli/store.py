@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.table import Table as Picture
@@ -14,7 +14,7 @@ from lockstep.capture.files import read_capture
 from lockstep.clock import SystemClock, rfc3339
 from lockstep.config import make_state_dir
 from lockstep.state.database import open_control
-from lockstep.state.tokens import create_token, list_tokens, revoke_token
+from lockstep.state.tokens import Scope, create_token, list_tokens, revoke_token
 from lockstep.store.maintenance import Inventory, apply_retention, backup, past_retention, restore, take_inventory
 from lockstep.store.migrations import check_migrated, migrate
 from lockstep.store.opening import layout_of, node_urls, opened_store
@@ -106,8 +106,10 @@ def _print(inventory: Inventory) -> None:
 def create_command(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="What it is for; shown in lists.")],
-    scope: Annotated[Literal["ingest", "read", "act", "admin"], typer.Option(help="What it allows.")] = "read",
-    host: Annotated[str | None, typer.Option(help="With scope ingest: the one host it may report for.")] = None,
+    scope: Annotated[Scope, typer.Option(help="What it allows.")] = "read",
+    host: Annotated[
+        str | None, typer.Option(help="With scope ingest or fabric: the one host it may report for.")
+    ] = None,
 ) -> None:
     """Make a token and print it, once."""
     settings = settings_of(context)

@@ -17,7 +17,7 @@ from lockstep.clock import NS_PER_S, Clock, SystemClock, rfc3339
 from lockstep.config import Settings
 from lockstep.sections import split_listen
 from lockstep.state.database import ControlDatabase
-from lockstep.state.tokens import create_token, list_tokens, revoke_token
+from lockstep.state.tokens import Scope, create_token, list_tokens, revoke_token
 from lockstep.verdict import Incident
 from simulator.scenario import Scenario, build_topology, find_scenario
 from simulator.simulation import Simulation
@@ -42,7 +42,9 @@ class Demo:
         started = datetime.fromtimestamp(start_ns // NS_PER_S, UTC)
         identity = Identity(job=f"demo-{started:%Y%m%dT%H%M%S}", start_ns=start_ns)
         cluster = SimulatedCluster(SimulatedTelemetry(Simulation(self._scenario, _SEED), identity))
-        self._agents = [self._agent(cluster, host) for host in cluster.hosts]
+        # The first host asks the switches, as a head node does.
+        head = cluster.hosts[0]
+        self._agents = [self._agent(cluster, host, "fabric" if host == head else "ingest") for host in cluster.hosts]
         for agent in self._agents:
             agent.start()
 
@@ -53,9 +55,9 @@ class Demo:
             if token.name == _TOKEN_NAME and token.revoked_ns is None:
                 revoke_token(self._control, token.id, self._clock.now_ns(), who="demo", why="the demo ended")
 
-    def _agent(self, cluster: SimulatedCluster, host: str) -> CollectorAgent:
+    def _agent(self, cluster: SimulatedCluster, host: str, scope: Scope) -> CollectorAgent:
         token = create_token(
-            self._control, scope="ingest", host=host, name=_TOKEN_NAME, now_ns=self._clock.now_ns(), who="demo"
+            self._control, scope=scope, host=host, name=_TOKEN_NAME, now_ns=self._clock.now_ns(), who="demo"
         )
         return CollectorAgent(
             host=host,

@@ -18,6 +18,7 @@ from collector.sources.source import Reading, Source
 from lockstep import __version__
 from lockstep.arrow import rows_of, schema_of
 from lockstep.batches import DetailRequest, encode_batch
+from lockstep.bounds import keep_within
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.errors import BadRows, NotPresent
 from lockstep.records import Agent as Heartbeat
@@ -268,6 +269,7 @@ class CollectorAgent:
         self._queue, self._destination = queue, destination
         self._boot = uuid.uuid4().hex
         self._number = 0
+        self._unsound_rows = 0  # that said what cannot be: a broken ring file, or a forged one
         self._gathering = Gathering(checkpoints, clock)
         self.shipper = Shipper(host, queue, destination, clock)
         offset_s = _EARLIEST_S + _SPREAD_S * zlib.crc32(host.encode()) / 2**32
@@ -292,7 +294,7 @@ class CollectorAgent:
     @property
     def dropped_rows(self) -> int:
         """Rows lost since the start, by sources that could not keep up or because too much waited."""
-        return self._queue.dropped_rows + self._gathering.dropped_rows
+        return self._queue.dropped_rows + self._gathering.dropped_rows + self._unsound_rows
 
     @property
     def lost(self) -> dict[str, int]:
@@ -333,7 +335,9 @@ class CollectorAgent:
     def _pack_batch(self, is_last: bool = False) -> None:
         """Put everything collected so far, and a heartbeat, into the queue as one batch."""
         gathered = self._gathering.take()
-        tables = dict(gathered.tables) | {"agents": self._heartbeat(gathered, is_last)}
+        sound = {name: keep_within(name, rows, self._clock.now_ns()) for name, rows in gathered.tables.items()}
+        self._unsound_rows += sum(gathered.tables[name].num_rows - rows.num_rows for name, rows in sound.items())
+        tables = sound | {"agents": self._heartbeat(gathered, is_last)}
         self._number += 1
         body, rows = encode_batch(tables), sum(table.num_rows for table in tables.values())
         self._queue.put(Batch(self._boot, self._number, body, rows, gathered.checkpoints))

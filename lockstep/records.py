@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 RECORDS_VERSION = 1
+CLAIMED_TWICE = "rank_claimed_twice"  # kind of an event by which the gateway tells that a host claims another's rank
 
 # A column's kind is the storage type; the Python type beside it is what a single value looks like.
 U8 = Annotated[int, "u8"]

@@ -165,6 +165,20 @@ def switch_name(switch: str) -> str:
     return f"switch:{switch}"
 
 
+def lies_on(component: str, host: str) -> bool:
+    """Return whether a part that verdicts name is one of this host, or a link that ends there.
+
+    >>> [lies_on(part, "h3") for part in ("gpu:h3/0", "host:h3", "link:h3/eth1--leaf1", "rank:7")]
+    [True, True, True, True]
+    >>> [lies_on(part, "h3") for part in ("gpu:h30/0", "host:h4", "link:leaf1--spine2", "switch:leaf1")]
+    [False, False, False, False]
+    """
+    kind, _, name = component.partition(":")
+    if kind not in ("host", "gpu", "nic", "nvlink", "pcie", "link", "switch"):
+        return True  # ranks and jobs have no place of their own
+    return kind != "switch" and any(split_end(end)[0] == host for end in name.split("--"))
+
+
 class TopologyIndex:
     """Answers about one sound topology, each found once and remembered.
 

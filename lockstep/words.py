@@ -6,6 +6,17 @@ from lockstep.verdict import FaultClass, Incident, Verdict
 UNKNOWN = "unknown"  # never a zero for what nobody measured
 
 
+def clean(text: str) -> str:
+    """Return a text whose lines are as they were, with a mark for all that a terminal would obey.
+
+    >>> clean("job\\x1b[2J\\u202e 7\\n")
+    'job�[2J� 7\\n'
+    """
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() or letter in "\n\t\u00a0" else "\ufffd" for letter in text)
+
+
 def figure(number: float | None) -> str:
     """Return a number with the digits that count.
 

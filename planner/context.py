@@ -73,6 +73,7 @@ class JobFacts:
     measured: frozenset[int] = frozenset()  # counts of that table that were seen in its own telemetry
     is_in_gpus: bool = False  # the table is in GPU-equivalents (allocation/calibration.py), else in the site's unit
     throughput_from: str = ""  # where its figures are from, in words
+    strangers: tuple[str, ...] = ()  # hosts that tell of it, and that the controller knows nothing of in it
     is_over: bool = False  # the controller says that it has ended; or telemetry, where there is no controller
 
     @property

@@ -14,6 +14,7 @@ from planner.context import ClusterFacts, Context, node_of
 from planner.controllers.protocol import Node
 from planner.cost import resume_for
 
+_MOST_NAMED = 4
 SHRINKING: tuple[Action, ...] = ("recycle", "drop_replica", "reconfigure", "replace")
 
 
@@ -85,7 +86,10 @@ def _find_doubt(incident: Incident, verdict: Verdict, limits: Limits, now_ns: in
 def _find_objections(
     incident: Incident, action: Action, context: Context, constraints: Constraints, limits: Limits
 ) -> Iterator[str]:
-    """Yield what speaks against any action: a no, too many restarts, a checkpoint that we cannot make ready."""
+    """Yield what speaks against any action: strange hosts, a no, too many restarts, a checkpoint not to be had."""
+    if strangers := context.job.strangers:
+        who = ", ".join(strangers[:_MOST_NAMED])
+        yield f"{who} tells of {context.job.job}, and the controller has it on other nodes"
     for decision in constraints.undone:  # a no counts on the same node, whatever its part, and to the same act
         is_same_node = context.node is not None and context.node in {part.node for part in decision.isolate}
         is_same_act = decision.incident == incident.id and decision.action == action

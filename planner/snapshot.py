@@ -1,7 +1,7 @@
 """Reads what decisions need to know of jobs and the cluster: from telemetry, the controller and the settings."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -174,7 +174,7 @@ class FactReader:
         """Return what is known about an incident's job, and what is around it."""
         nodes, trouble = self._ask_for_nodes()
         held = self._read_held(incident.job, incident.attempt, now_ns)
-        job = self._read_job(incident, held, now_ns, trouble is None)
+        job = self._read_job(incident, held, now_ns, None if trouble else nodes or ())
         cluster = self._describe(nodes, job.nodes, now_ns)
         events = self._read_events(job.nodes, incident, now_ns)
         others = [other for other in self._list_jobs(held, now_ns) if other.job != incident.job]
@@ -209,15 +209,18 @@ class FactReader:
         except ControllerDown as down:
             return None, str(down)
 
-    def _read_job(self, incident: Incident, held: Sequence[Holding], now_ns: int, is_answering: bool) -> JobFacts:
+    def _read_job(
+        self, incident: Incident, held: Sequence[Holding], now_ns: int, listed: Sequence[Node] | None
+    ) -> JobFacts:
+        """Return the job of an incident; `listed` nodes are all that the controller has, None while it is away."""
         name, attempt = incident.job, incident.attempt
         ranks = {each.host: len(each.gpus) for each in held if (each.job, each.attempt) == (name, attempt)}
-        view = self._ask_for_job(name) if is_answering else None
+        view = self._ask_for_job(name) if listed is not None else None
         nodes = tuple(ranks) or (view.nodes if view else ())
         gpus = sum(ranks.values()) or incident.verdict.gpus
         known = self._know(JobFacts(name, attempt, nodes, gpus), now_ns)
         is_over = (name, attempt) in find_ended(held) if view is None else view.state == "ended"
-        return replace(known, is_over=is_over)
+        return replace(known, is_over=is_over, strangers=_find_strangers(ranks, view, listed or ()))
 
     def _know(self, job: JobFacts, now_ns: int) -> JobFacts:
         """Return a job with what hints, checkpoints and its own past say of it; all go by its first name."""
@@ -279,6 +282,13 @@ class FactReader:
         return replace(
             known, failure_rate=seen.rate, failures_of=seen.by_node, failures_per_node_day=seen.rate.planned
         )
+
+
+def _find_strangers(hosts: Iterable[str], view: JobView | None, listed: Sequence[Node]) -> tuple[str, ...]:
+    """Return hosts whose telemetry names a job that does not run there, as far as the controller can tell."""
+    names = {node.name for node in listed} if any(node.is_usable for node in listed) else set()  # NVRx: excluded only
+    own = set(view.nodes) if view and view.nodes else names
+    return tuple(sorted(set(hosts) - own)) if own else ()
 
 
 def _find_blocks(topology: Topology) -> dict[str, str]:

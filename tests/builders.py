@@ -98,7 +98,7 @@ _COMMON: dict[type[HostRecord], dict[str, Any]] = {
     Progress: {"peer": -1, "head_state": "idle"},
     Agent: {"version": "test", "watermark_ns": T0},
     PluginHealth: {"version": "test", "level": "steps", "lowered": "no", "dear": False},
-    Event: {"source": "test", "kind": "xid", "component": "gpu:h0/0", "severity": "info", "message": "m"},
+    Event: {"source": "test", "kind": "xid", "severity": "info", "message": "m"},
     NicCounter: {"nic": "eth0", "up": True, "speed_mbps": 200_000, "extra": {}},
     FabricCounter: {"extra": {}},
     Path: {"proto": "roce", "dport": 4791, "seen_ns": T0, "confidence": 1.0},
@@ -112,7 +112,8 @@ def make(record: type[R], **fields: Any) -> R:
     """Return a record with defaults for everything that is not given."""
     known = record.__dataclass_fields__
     shared = {name: value for name, value in {**_SHARED, **(_JOB if "job" in known else {})}.items() if name in known}
-    return record(**{**_BLANKS[record], **shared, **_COMMON.get(record, {}), **fields})
+    part = {"component": f"gpu:{fields.get('host', 'h0')}/0"} if record is Event else {}
+    return record(**{**_BLANKS[record], **shared, **part, **_COMMON.get(record, {}), **fields})
 
 
 def _blank(record: type[HostRecord]) -> dict[str, Any]:

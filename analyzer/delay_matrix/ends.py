@@ -227,8 +227,10 @@ def _least_ns_per_byte(
 def _end_gbps(index: _HostNic, topology: TopologyIndex) -> float:
     """Return the rate of a NIC's cable, or of the slowest of its host while the NIC is unknown; infinite: unknown."""
     host, nic = index
-    nics = [nic] if nic else [each.id for each in topology.nics_of(host)]
-    links = (topology.host_link(host, name) for name in nics)
+    if nic:
+        link = topology.host_link(host, nic)
+        return link.gbps if link and link.gbps > 0 else np.inf
+    links = (topology.host_link(host, each.id) for each in topology.nics_of(host))
     return min((link.gbps for link in links if link and link.gbps > 0), default=np.inf)
 
 

@@ -339,7 +339,9 @@ def median_of(values: np.ndarray, group: np.ndarray) -> np.ndarray:
     if not len(values):
         return values
     order = np.lexsort((values, group))
-    ranked, first, count = np.unique(group[order], return_index=True, return_counts=True)
-    middle = values[order][first + (count - 1) // 2]
-    result: np.ndarray = middle[np.searchsorted(ranked, group)]
+    ordered = group[order]
+    first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+    count = np.diff(np.append(first, len(values)))
+    result = np.empty_like(values)
+    result[order] = np.repeat(values[order[first + (count - 1) // 2]], count)
     return result

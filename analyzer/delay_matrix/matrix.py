@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,8 +13,7 @@ from lockstep.topology import Link, TopologyIndex, count_hops, join_nodes, link_
 from lockstep.verdict import Side
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Pair:
+class Pair(NamedTuple):  # for the same reason as its ends
     """One way that bytes take from a GPU of a host to a GPU of another, as exactly as it is known."""
 
     src: End

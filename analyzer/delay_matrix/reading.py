@@ -151,13 +151,13 @@ def _parameters(context: Context, clocks: HostClocks) -> dict[str, object]:
 
 _STATS = (
     "SELECT /*ask,*/ comm, func, rank, peer, channel, direction, size_class, host, nic, transport, n, bytes, "
-    "gpu_wait_ns, wire_ns, wire_max_ns, CAST(NULL AS Nullable(Int64)) AS flush_ns, ts_ns AS moment "
+    "gpu_wait_ns, wire_ns, wire_max_ns, ts_ns AS moment "
     f"FROM transfer_stats WHERE {WHOSE} AND peer >= 0 "
     "AND ts_ns >= {start:Int64} AND ts_ns < {end:Int64}"
 )
 _TRANSFERS = (
     "SELECT /*ask,*/ comm, func, rank, peer, channel, direction, toUInt8(log2(greatest(bytes, 1))) AS size_class, "
-    "host, nic, transport, 1 AS n, bytes, gpu_wait_ns, wire_ns, wire_ns AS wire_max_ns, flush_ns, last_ns AS moment "
+    "host, nic, transport, 1 AS n, bytes, gpu_wait_ns, wire_ns, wire_ns AS wire_max_ns, last_ns AS moment "
     f"FROM transfers WHERE {WHOSE} AND peer >= 0 "
     f"AND last_ns >= {{start:Int64}} AND last_ns < {{end:Int64}} AND first_ns >= {{start:Int64}} - {LONGEST_NS}"
 )
@@ -175,8 +175,7 @@ SELECT /*ask,*/ comm, if(func = 'Recv', 'Send', func) AS what, size_class,
        countIf(sends) AS operations, wire / moved AS usual, sumIf(pow(wire_ns, 2) / n, sends)
            - 2 * usual * sumIf(toFloat64(wire_ns) * bytes / n, sends)
            + usual * usual * sumIf(pow(bytes, 2) / n, sends) AS scatter,
-       if(operations > 1, sqrt(transfers * greatest(scatter, 0) / (operations - 1)), NULL) AS error_ns,
-       sumIf(flush_ns, NOT sends) AS flush, sumIf(n, NOT sends) AS received
+       if(operations > 1, sqrt(transfers * greatest(scatter, 0) / (operations - 1)), NULL) AS error_ns
 FROM (SELECT *, direction = 'send' AS sends FROM (%(rows)s))
 WHERE NOT sends OR (wire_ns IS NOT NULL
     AND (transport IS NULL OR transport NOT IN ('p2p', 'shm', 'collnet', 'nvls')))
@@ -209,12 +208,16 @@ FROM sides
 GROUP BY /*ask,*/ comm, size_class, src_rank, dst_rank HAVING count() = 2
 ORDER BY comm, size_class, src_rank, dst_rank
 """
+# Which sighting counts: the surest, and of those the newest, as one number, because the engine compares tuples value
+# by value. A confidence is not negative, so its bits sort as it does.
+_SURENESS = (
+    "bitOr(bitShiftLeft(toUInt128(reinterpretAsUInt64(confidence)), 64), toUInt128(ifNull(toUInt64(seen_ns) + 1, 0)))"
+)
 _KNOWN = f"""
 SELECT /*ask,*/ host AS side_host, assumeNotNull(comm) AS comm, toInt64(assumeNotNull(rank)) AS near,
        toInt64(assumeNotNull(peer)) AS far, assumeNotNull(channel) AS channel, direction,
-       argMax(nic, (confidence, seen_ns)) AS known_nic,
-       argMax(sport, (confidence, seen_ns)) AS known_port,
-       argMax(toNullable(connections.transport), (confidence, seen_ns)) AS known_carrier
+       argMax(nic, {_SURENESS}) AS known_nic, argMax(sport, {_SURENESS}) AS known_port,
+       argMax(toNullable(connections.transport), {_SURENESS}) AS known_carrier
 FROM connections
 WHERE {WHOSE} AND comm IS NOT NULL AND rank IS NOT NULL AND peer IS NOT NULL AND channel IS NOT NULL
 GROUP BY /*ask,*/ side_host, comm, near, far, channel, direction
@@ -245,7 +248,6 @@ _NAMES = {
     "moved": "bytes",
     "wire": "wire_ns",
     "wire_max": "wire_max_ns",
-    "flush": "flush_ns",
 }
 CONNECTION = ("comm", "src_rank", "dst_rank", "channel")
 _BACKWARDS = ("comm", "dst_rank", "src_rank", "channel")  # as the receiving side tells it
@@ -297,7 +299,7 @@ def read_pairs(store: Store, context: Context) -> PairFacts:
 
 def needs_transits(waits: pa.Table) -> bool:
     """Return whether some pair's own waits do not tell how long it takes."""
-    return set(waits["transport"].to_pylist()) != {ACKNOWLEDGED}
+    return bool(waits["transport"].unique().to_pylist() != [ACKNOWLEDGED])
 
 
 def add_known(rows: pa.Table, known: pa.Table) -> pa.Table:

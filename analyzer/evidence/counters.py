@@ -78,9 +78,19 @@ def judge_nics(rows: pa.Table, topology: TopologyIndex | None) -> Iterator[Obser
                 rule, hosts[row], nics[row], float(growth.now[row]), float(growth.strength[row]), topology
             )
     yield from _judge_queues(rows, topology)
-    states = rows.select(["is_up", "speed_now", "speed_before"]).to_pylist()
-    for host, nic, state in zip(hosts, nics, states, strict=True):
-        yield from _judge_nic_state(host, nic, state, topology)
+    odd = np.flatnonzero(_may_be_slow(rows, topology))
+    states = rows.select(["is_up", "speed_now", "speed_before"]).take(pa.array(odd)).to_pylist()
+    for row, state in zip(odd.tolist(), states, strict=True):
+        yield from _judge_nic_state(hosts[row], nics[row], state, topology)
+
+
+def _may_be_slow(rows: pa.Table, topology: TopologyIndex | None) -> np.ndarray:
+    """Return which NICs are down or slower than the fastest link there is: few, and only those need a second look."""
+    fastest = 1e3 * max((link.gbps for link in topology.topology.links), default=0.0) if topology else 0.0
+    speed, before = numbers(rows, "speed_now"), numbers(rows, "speed_before")
+    is_slow = (speed > 0) & (speed < _BELOW_SHARE * np.maximum(before, fastest))
+    suspects: np.ndarray = is_slow | ~np.asarray(rows["is_up"]).astype(bool)
+    return suspects
 
 
 def _judge_nic_counter(

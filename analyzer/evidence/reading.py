@@ -141,7 +141,8 @@ def judge_health(rows: pa.Table) -> Iterator[Observation]:
             evidence = {"kind": "gpu_counter", "counter": rule.name, "grew_by": int(growth.now[row]), "what": what}
             yield Observation(f"{rule.part}:{host}/{gpu}", float(growth.strength[row]) * rule.weight, evidence)
     for (host, gpu), reasons in zip(names, rows["reasons"].to_pylist(), strict=True):
-        yield from _throttled(gpu_name(host, gpu), reasons)
+        if reasons:
+            yield from _throttled(gpu_name(host, gpu), reasons)
     yield from _slow_clocks(names, rows["running_mhz"])
 
 

@@ -191,6 +191,7 @@ def _progress_row(scene: Scene, processes: list[int]) -> dict[str, Any]:
         "hosts": sorted({scene.host_of(process) for process in processes[:_MOST_NAMED]}),
         "gpus": [gpu for process in processes[:_MOST_NAMED] if (gpu := scene.gpu_of(process))],
         "seconds": round(scene.seconds, 3),
+        "told_by": _list_witnesses(scene, processes)[:_MOST_NAMED],
     }
     if behind:
         line = behind[0]
@@ -198,6 +199,13 @@ def _progress_row(scene: Scene, processes: list[int]) -> dict[str, Any]:
         row |= {"waited_for": int(waits.need[waits.group[line]])}
         row |= {"enqueued": int(lines.enqueued[line]), "started": int(lines.started[line])}
     return row
+
+
+def _list_witnesses(scene: Scene, processes: list[int]) -> list[str]:
+    """Return the hosts whose rows show the standstill: of ranks that wait, and of those that are waited for."""
+    waits = scene.waits
+    shown = np.union1d(np.flatnonzero(waits.waiting), np.intersect1d(processes, waits.lines.process))
+    return sorted({scene.host_of(process) for process in shown.astype(np.int64).tolist()})
 
 
 def _event_row(event: HostEvent) -> dict[str, Any]:

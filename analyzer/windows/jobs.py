@@ -49,7 +49,8 @@ def find_jobs(store: Store, since_ns: int) -> list[JobSpan]:
     rows = store.query(
         "SELECT job, attempt, min(first) AS first_ns, max(last) AS last_ns, groupUniqArray(told) AS tables FROM ("
         + " UNION ALL ".join(_activity_sql(*observation) for observation in _ACTIVITY_TABLES)
-        + ") GROUP BY job, attempt ORDER BY job, attempt",
+        # Tables are sorted by job and attempt, so no row needs to be hashed.
+        + ") GROUP BY job, attempt ORDER BY job, attempt SETTINGS optimize_aggregation_in_order = 1",
         {"since": since_ns},
     )
     return [JobSpan(**{**row, "tables": frozenset(row["tables"])}) for row in rows.to_pylist()]
@@ -202,14 +203,16 @@ def read_roster(store: Store, job: str, attempt: int) -> Roster:
 
 
 def build_roster(members: pa.Table) -> Roster:
-    """Return the roster that rows of `comms` tell of; where two speak of one rank, the newest counts."""
+    """Return the roster that rows of `comms` tell of; where two hosts claim one rank, the first has it."""
     rows = members.sort_by("init_ns")
     comm = _numbers(rows["comm"], np.uint64)
     comms, index = np.unique(comm, return_inverse=True)
+    keys, claimed = np.unique(_keys_of(comms, comm, _numbers(rows["rank"], np.int64)), return_index=True)
+    if len(claimed) < len(rows):  # the gateway stores one row for a rank, captures may hold several
+        return build_roster(rows.take(np.sort(claimed)))
     sizes = np.zeros(len(comms), np.int64)
     np.maximum.at(sizes, index, _numbers(rows["nranks"], np.int64))
-    first, number = _identify(rows)
-    keys, newest = np.unique(_keys_of(comms, comm, _numbers(rows["rank"], np.int64))[::-1], return_index=True)
+    first, number = _identify(rows, index, sizes)
     is_recorder = pc.fill_null(pc.starts_with(rows["plugin_version"], _RECORDER), False)
     return Roster(
         host_of=np.array(rows["host"].take(first).to_pylist(), dtype=object),
@@ -219,22 +222,26 @@ def build_roster(members: pa.Table) -> Roster:
         comms=comms,
         sizes=sizes,
         _keys=keys,
-        _processes=number[::-1][newest],
+        _processes=number[claimed],
         is_dump=len(is_recorder) > 0 and bool(pc.all(is_recorder).as_py()),
     )
 
 
-def _identify(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Return a row that tells of each process, the newest, and the process number of each row."""
+def _identify(rows: pa.Table, comm: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return a row that tells of each process, the newest, and the process number of each row.
+
+    A process is its rank in the job, so that a job that starts again on other hosts has as many as before; but nobody
+    speaks for a rank of another host by saying that it is his.
+    """
     world_rank = _numbers(rows["world_rank"], np.int64)
-    host = rows["host"].combine_chunks().dictionary_encode()
-    index = np.where(world_rank < 0, _numbers(host.indices, np.int64), -1)
+    host = _numbers(rows["host"].combine_chunks().dictionary_encode().indices, np.int64)
     known = world_rank >= 0
+    strays = _find_strays(_numbers(rows["rank"], np.int64), world_rank, host, comm, sizes)
     identity = np.stack(
         [
             ~known,
             world_rank,
-            index,
+            np.where(known & ~strays, -1, host),
             np.where(known, -1, _numbers(rows["pid"], np.int64)),
             np.where(known, -1, _numbers(rows["gpu"], np.int64)),
         ],
@@ -242,6 +249,25 @@ def _identify(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     )
     _, last, number = np.unique(identity[::-1], axis=0, return_index=True, return_inverse=True)
     return len(identity) - 1 - last, number.reshape(-1)[::-1]
+
+
+def _find_strays(
+    rank: np.ndarray, world_rank: np.ndarray, host: np.ndarray, comm: np.ndarray, sizes: np.ndarray
+) -> np.ndarray:
+    """Return the rows in which a host says that it has a rank of the job which others say they have.
+
+    Those are believed that have its place in a communicator of the whole job, which other hosts tell of as well.
+    """
+    hosts = int(host.max(initial=0)) + 1
+    mine = world_rank * hosts + host
+    claimed = np.unique(mine[world_rank >= 0]) // hosts
+    contested = np.isin(world_rank, claimed[1:][np.diff(claimed) == 0])
+    if not contested.any():
+        return contested
+    speaking = np.bincount(np.unique(comm * hosts + host) // hosts, minlength=len(sizes))
+    largest = sizes[speaking > 1].max(initial=0)
+    has_its_place = (speaking[comm] > 1) & (sizes[comm] == largest) & (rank == world_rank)
+    return contested & ~np.isin(mine, mine[has_its_place])
 
 
 def _keys_of(comms: np.ndarray, comm: np.ndarray, rank: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from itertools import accumulate
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from api.ingest.bounds import Tally, check_bounds
 from api.ingest.log import Entry
 from lockstep.arrow import schema_of
 from lockstep.batches import Pieces, Shape, check_rows, join, read_batch
@@ -41,6 +42,7 @@ class Arrival:
 
     entry: Entry
     limits: CheckLimits
+    is_fabric: bool = False  # its agent may tell of switches and of parts of other hosts
     future: "Future[int]" = field(default_factory=Future)
 
 
@@ -59,6 +61,7 @@ class BatchChecker:
     def __init__(self, hand_on: Callable[[Bundle], None]) -> None:
         self._hand_on = hand_on
         self._queue: queue.SimpleQueue[Arrival | None] = queue.SimpleQueue()
+        self._tally = Tally()
         self._thread = threading.Thread(target=self._check, name="gateway-check")
         self._queue_lock = threading.Lock()  # nothing enters the queue behind its end
         self._closing = threading.Event()
@@ -88,7 +91,7 @@ class BatchChecker:
         while running:
             group, running = self._take_group()
             try:
-                verdicts, rows = check_group(group)
+                verdicts, rows = check_group(group, self._tally)
             except Exception as error:  # noqa: BLE001  # a dead thread would leave every agent waiting
                 self._answer(group, [error] * len(group), {})
             else:
@@ -125,7 +128,7 @@ class BatchChecker:
                 return
 
 
-def check_group(group: Sequence[Arrival]) -> tuple[list[BadBatch | None], Rows]:
+def check_group(group: Sequence[Arrival], tally: Tally | None = None) -> tuple[list[BadBatch | None], Rows]:
     """Return for each batch what is wrong about it, or None, and the rows of those that are sound."""
     verdicts: list[BadBatch | None] = [None] * len(group)
     read: dict[int, Pieces] = {}
@@ -134,13 +137,28 @@ def check_group(group: Sequence[Arrival]) -> tuple[list[BadBatch | None], Rows]:
             read[index] = read_batch(arrival.entry.body, arrival.limits.max_bytes, arrival.limits.max_rows)
         except BadBatch as error:
             verdicts[index] = error
-    hosts = {index: group[index].entry.agent for index in read}
     try:
-        return verdicts, _check_together(read, hosts)
+        rows = _check_together(read, group)
     except BadBatch:  # of one of them or of several: each is looked at alone
         for index, pieces in read.items():
-            verdicts[index] = _find_fault(pieces, hosts[index])
-    return verdicts, _check_together({index: read[index] for index in read if verdicts[index] is None}, hosts)
+            verdicts[index] = _find_fault(pieces, group[index])
+        rows = _check_together(_sound(read, verdicts), group)
+    over = tally.count(rows, _now_ns(group)) if tally and rows else {}
+    if over:
+        verdicts = [
+            verdict or over.get(arrival.entry.agent) for verdict, arrival in zip(verdicts, group, strict=True)
+        ]
+        rows = _check_together(_sound(read, verdicts), group)
+    return verdicts, rows
+
+
+def _sound(read: Mapping[int, Pieces], verdicts: Sequence[BadBatch | None]) -> dict[int, Pieces]:
+    return {index: pieces for index, pieces in read.items() if verdicts[index] is None}
+
+
+def _now_ns(group: Sequence[Arrival]) -> int:
+    """Return when the newest of them came in."""
+    return max(arrival.entry.received_ns for arrival in group)
 
 
 def join_rows(batches: Iterable[Pieces]) -> dict[Shape, pa.Table]:
@@ -173,13 +191,15 @@ def _copy(rows: pa.Table) -> pa.Table:
     return pa.ipc.open_stream(sink.getvalue()).read_all()
 
 
-def _check_together(read: Mapping[int, Pieces], hosts: Mapping[int, str]) -> Rows:
+def _check_together(read: Mapping[int, Pieces], group: Sequence[Arrival]) -> Rows:
     """Return the rows of all batches, or raise BadBatch when one of them is bad."""
     rows = {shape: check_joined(shape, joined) for shape, joined in join_rows(read.values()).items()}
+    fabric_hosts = {group[index].entry.agent for index in read if group[index].is_fabric}
     for shape, table in rows.items():
-        sent = [(hosts[index], sum(map(len, pieces.get(shape, [])))) for index, pieces in read.items()]
+        sent = [(group[index].entry.agent, sum(map(len, pieces.get(shape, [])))) for index, pieces in read.items()]
         if pc.any(pc.not_equal(table["host"].combine_chunks(), _repeat(sent))).as_py():
             raise BadBatch("a row is of another host")
+        check_bounds(shape.table, table, _now_ns(group), fabric_hosts)
     return rows
 
 
@@ -192,11 +212,14 @@ def _repeat(sent: Iterable[tuple[str, int]]) -> pa.Array:
     )
 
 
-def _find_fault(pieces: Pieces, host: str) -> BadBatch | None:
+def _find_fault(pieces: Pieces, arrival: Arrival) -> BadBatch | None:
     """Return what is wrong about one batch, with the table and the row."""
+    host = arrival.entry.agent
     try:
         for shape, rows in pieces.items():
-            _check_host(shape.table, check_rows(shape.table, join(shape, rows)), host)
+            checked = check_rows(shape.table, join(shape, rows))
+            _check_host(shape.table, checked, host)
+            check_bounds(shape.table, checked, arrival.entry.received_ns, (host,) if arrival.is_fabric else ())
     except BadBatch as error:
         return error
     return None

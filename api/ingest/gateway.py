@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from api.ingest.checking import Arrival, BatchChecker, Bundle, CheckLimits
+from api.ingest.claims import Claims
 from api.ingest.log import (
     Entry,
     OpenSegment,
@@ -46,6 +48,11 @@ class GatewayMetrics:
             "lockstep_ingest_batches", "Batches by what became of them", ["result"], registry=self.registry
         )
         self.rows = Counter("lockstep_ingest_rows", "Rows that reached the store", registry=self.registry)
+        self.foreign_rows = Counter(
+            "lockstep_ingest_foreign_rows",
+            "Rows of ranks that another host holds, not stored",
+            registry=self.registry,
+        )
         backlog = Gauge("lockstep_ingest_backlog_bytes", "Acknowledged, not in the store yet", registry=self.registry)
         backlog.set_function(backlog_bytes)
         stuck = Gauge("lockstep_ingest_stuck", "1 while the store takes nothing", registry=self.registry)
@@ -93,6 +100,7 @@ class Gateway:
         self._open: OpenSegment | None = None
         self._opened_ns = 0
         self._checker = BatchChecker(self._enqueue)
+        self._claims = Claims(store)
         self._stop = threading.Event()
         self._has_cut = threading.Event()  # a segment waits to be inserted
         self._trouble: str | None = None
@@ -120,9 +128,9 @@ class Gateway:
         for thread in self._threads:
             thread.start()
 
-    def take(self, entry: Entry, limits: CheckLimits) -> "Future[int]":
+    def take(self, entry: Entry, limits: CheckLimits, *, is_fabric: bool = False) -> "Future[int]":
         """Return the future watermark of an agent; it is there once the batch was found sound and is safe on disk."""
-        arrival = Arrival(entry, limits)
+        arrival = Arrival(entry, limits, is_fabric)
         if (error := self._fullness()) is None:
             self._checker.submit(arrival)
         else:
@@ -309,11 +317,16 @@ class Gateway:
 
         inserts: list[Future[int]] = []
         try:
-            for part in inserts_of(pieces):
+            for part in inserts_of(pieces, self._admit):
                 inserts.append(self._inserters.submit(insert, part))  # noqa: PERF401  # a list of what was begun
         finally:
             wait(inserts)  # whatever fails: the next try must not meet this one
         return sum(each.result() for each in inserts)
+
+    def _admit(self, tables: dict[str, pa.Table]) -> dict[str, pa.Table]:
+        kept, foreign = self._claims.admit(tables, self._clock.now_ns())
+        self.metrics.foreign_rows.inc(foreign)
+        return kept
 
     def _report(self, trouble: str | None) -> None:
         """Say it when it changes, not each time round."""

@@ -9,10 +9,12 @@ import os
 import struct
 import uuid
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.bounds import BOUNDS
 from lockstep.directories import sync_directory
 
 _FRAME = struct.Struct("<4sIII")  # magic, header bytes, body bytes, checksum of both
@@ -187,9 +189,20 @@ class Watermarks:
     def save(self, now_ns: int) -> None:
         """Write them down; called before the log that they came from is deleted."""
         self._marks = {key: mark for key, mark in self._marks.items() if now_ns - mark[1] < _KEEP_NS}
+        self._forget_boots()
         marks = [[agent, boot, number, seen] for (agent, boot), (number, seen) in sorted(self._marks.items())]
         document = {"last_segment": self.last_segment, "marks": marks}
         write_atomically(self._path, json.dumps(document).encode())
+
+    def _forget_boots(self) -> None:
+        """Keep the newest of each agent: it sends what an earlier run left over before anything of its own."""
+        for agent, count in Counter(agent for agent, _ in self._marks).items():
+            # Of intake a subject stands for the boot.
+            most = BOUNDS.notices if agent.startswith("intake:") else BOUNDS.boots
+            if count > most:
+                mine = sorted((mark[1], key) for key, mark in self._marks.items() if key[0] == agent)
+                for _, key in mine[: count - most]:
+                    del self._marks[key]
 
 
 def read_backlog(directory: Path, watermarks: Watermarks) -> int:

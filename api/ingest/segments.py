@@ -4,7 +4,7 @@ The log is what counts: this is a copy, whole segments of it, and only as many a
 restart or while the store is away, is read from the log.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -67,8 +67,10 @@ class Insert(NamedTuple):
     rows: pa.Table
 
 
-def inserts_of(segment: Iterable[Piece]) -> Iterator[Insert]:
-    """Yield the parts of a segment.
+def inserts_of(
+    segment: Iterable[Piece], admit: Callable[[dict[str, pa.Table]], Mapping[str, pa.Table]] = lambda tables: tables
+) -> Iterator[Insert]:
+    """Yield the parts of a segment, as far as they are admitted.
 
     The same batches give the same rows in the same parts, whatever pieces they come in, which is what lets a token
     stand for a part: by table, then by the first batch of each shape, then in the order of the log.
@@ -80,8 +82,8 @@ def inserts_of(segment: Iterable[Piece]) -> Iterator[Insert]:
     tables: dict[str, list[pa.Table]] = {}
     for shape, pieces in shapes.items():
         tables.setdefault(shape.table, []).extend(pieces)
-    for name, pieces in sorted(tables.items()):
-        whole = pa.concat_tables(pieces)
+    joined = {name: pa.concat_tables(pieces) for name, pieces in sorted(tables.items())}
+    for name, whole in sorted(admit(joined).items()):
         for number, begin in enumerate(range(0, whole.num_rows, _ROWS_PER_INSERT)):
             yield Insert(name, number, whole.slice(begin, _ROWS_PER_INSERT))
 

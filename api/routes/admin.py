@@ -39,7 +39,7 @@ class TokenRequest(Frozen):
         None,
         max_length=253,
         pattern=r"^[^\s/]+$",
-        description="with scope ingest: the one host that may send with it",
+        description="with scope ingest or fabric: the one host that may send with it",
     )
     why: Why = ""
 

@@ -28,6 +28,7 @@ from lockstep.batches import (
     Receipt,
     encode_batch,
 )
+from lockstep.bounds import BOUNDS, is_readable
 from lockstep.clock import NS_PER_S
 from lockstep.errors import BadBatch, BadInput, LockstepError, NotAllowed
 from lockstep.state.tokens import Token
@@ -64,13 +65,14 @@ async def ingest(request: Request) -> Receipt:
     """Take a batch; sending it again, after any failure, has no further effect."""
     parts = parts_of(request)
     cache: TokenCache = request.app.state.token_cache
-    host = str((await find_agent(request)).host)
+    token = await find_agent(request)
+    host = str(token.host)
     agent, boot, number = _identity(request, host)
     gateway = parts.settings.gateway
     body = await read_body(request, gateway.max_batch_mb)
     entry = Entry(agent, boot, number, parts.clock.now_ns(), body)
     limits = CheckLimits((gateway.max_batch_mb << 20) * _UNPACKED_PER_MB, gateway.max_rows)
-    watermark = await asyncio.wrap_future(parts.gateway.take(entry, limits))
+    watermark = await asyncio.wrap_future(parts.gateway.take(entry, limits, is_fabric=token.scope == "fabric"))
     return Receipt(watermark=watermark, requests=tuple(await cache.detail_requests_for(host)))
 
 
@@ -133,8 +135,6 @@ async def read_body(request: Request, limit_mb: int) -> bytes:
     return b"".join(pieces)
 
 
-_MOST_STATEMENTS = 5_000  # of one request: each is an entry of the log
-_FUTURE_NS = 3600 * NS_PER_S  # more than clocks of a site disagree; a later one would hide all news until then
 _HOST = re.compile(r"[^\s/]{1,253}")
 _JSON = {"type": "object"}
 
@@ -144,7 +144,9 @@ class Accepted(Frozen):
 
     events: int = Field(ge=0, description="events that are safe, those accepted before among them")
     too_young: int = Field(0, ge=0, description="events to send again later, because their second may not be over")
-    left_out: int = Field(0, ge=0, description="events that tell no time, or one in the future")
+    left_out: int = Field(
+        0, ge=0, description="events that tell no time, one in the future, or a name with control characters"
+    )
 
 
 def _body(schema: Mapping[str, object], example: object) -> dict[str, object]:
@@ -243,10 +245,10 @@ async def _accept(parts: Parts, token: Token, source: str, statements: list[Stat
     """Put statements into the gateway's log; the answer is there once all of them are on disk."""
     for statement in statements:
         _check_allowed(token, source, statement.host)
-    if len(statements) > _MOST_STATEMENTS:
-        raise BadBatch(f"a request may tell {_MOST_STATEMENTS} things", slug="too-large", status=413)
+    if len(statements) > BOUNDS.statements or len({each.subject for each in statements}) > BOUNDS.subjects:
+        raise BadBatch(f"a request may tell of {BOUNDS.subjects} things", slug="too-large", status=413)
     now_ns = parts.clock.now_ns()
-    credible = [statement for statement in statements if statement.ts_ns <= now_ns + _FUTURE_NS]
+    credible = [each for each in statements if each.ts_ns <= now_ns + BOUNDS.ahead_ns and _is_readable(each)]
     entries = await run_in_threadpool(lambda: [_entry(source, statement, now_ns) for statement in credible])
     # All are waited for, whatever becomes of one: the log's thread answers each, and an answer must find somebody.
     outcomes = await asyncio.gather(
@@ -256,6 +258,11 @@ async def _accept(parts: Parts, token: Token, source: str, statements: list[Stat
         if isinstance(outcome, BaseException):
             raise outcome
     return Accepted(events=_count(credible), left_out=timeless + _count(statements) - _count(credible))
+
+
+def _is_readable(statement: Statement) -> bool:
+    names = (str(row[name]) for row in statement.rows for name in ("host", "kind", "component"))
+    return all(map(is_readable, names))
 
 
 def _entry(source: str, statement: Statement, now_ns: int) -> Entry:

@@ -6,9 +6,10 @@ from statistics import median
 
 from pydantic import Field
 
-from lockstep.client.answers import AgentView, Condition, Job, ListedDecision
+from lockstep.client.answers import AgentView, Condition, Job, ListedDecision, TrainingStep
 from lockstep.client.client import Client
 from lockstep.decision import Decision
+from lockstep.errors import ServerRefused
 from lockstep.verdict import Frozen, Incident
 
 _MOST_JOBS = 20  # whose steps are asked for: each is a request
@@ -123,9 +124,19 @@ def find_ailing(agents: Iterable[AgentView]) -> list[AgentView]:
 
 
 def _read_trend(client: Client, job: Job, incidents: Iterable[Incident]) -> JobTrend:
-    steps = [step for step in islice(client.steps(job.job), _STEPS) if step.attempt == job.attempt]
+    steps = [step for step in _read_steps(client, job.job) if step.attempt == job.attempt]
     times_s = tuple(step.step_s for step in reversed(steps))
     return JobTrend(job=job, step_times_s=times_s, ratio=find_slowness(job, incidents) or find_trend(times_s))
+
+
+def _read_steps(client: Client, job: str) -> list[TrainingStep]:
+    """Return the newest steps of a job; one whose name the server does not take must not hide all others."""
+    try:
+        return list(islice(client.steps(job), _STEPS))
+    except ServerRefused as refusal:
+        if refusal.is_passing:
+            raise
+        return []
 
 
 def _read_waiting(client: Client, incidents: Sequence[Incident], now_ns: int) -> Iterable[Decision]:

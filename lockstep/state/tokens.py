@@ -17,7 +17,8 @@ from lockstep.state.documents import record_within
 from lockstep.state.tables import TOKENS
 from lockstep.verdict import Frozen
 
-Scope = Literal["ingest", "read", "act", "admin"]
+Scope = Literal["ingest", "fabric", "read", "act", "admin"]
+SENDING: tuple[Scope, ...] = ("ingest", "fabric")  # scopes of collectors, each bound to its host
 TokenRows = Mapping[str, Row[Any]]  # by id; Any: as the database gives them, with the digest
 
 SECRET_BYTES = 32  # 256 random bits need no slow hash: nobody guesses them, with or without the digest
@@ -47,8 +48,8 @@ def create_token(
     why: str = "",
 ) -> str:
     """Return a new token, `lks_<id>_<secret>`; this is the one time that it can be seen."""
-    if scope == "ingest" and not host:
-        raise BadInput(f"token {name!r} is for ingest, so it needs the host that may send with it")
+    if scope in SENDING and not host:
+        raise BadInput(f"token {name!r} is for {scope}, so it needs the host that may send with it")
     token_id, secret = secrets.token_hex(8), secrets.token_urlsafe(SECRET_BYTES)
     row = {"id": token_id, "digest": _digest(secret), "scope": scope, "host": host, "name": name}
     with db.begin() as connection:
@@ -75,7 +76,7 @@ def valid_tokens(db: ControlDatabase) -> TokenRows:
 
 def expects_agents(db: ControlDatabase) -> bool:
     """Return whether any collector has a valid token."""
-    valid = (TOKENS.c.scope == "ingest", TOKENS.c.revoked_ns.is_(None))
+    valid = (TOKENS.c.scope.in_(SENDING), TOKENS.c.revoked_ns.is_(None))
     with db.read() as connection:
         return connection.execute(select(TOKENS.c.id).where(*valid).limit(1)).first() is not None
 

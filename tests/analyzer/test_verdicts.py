@@ -1,15 +1,20 @@
 """A verdict says how sure it is, what it costs and what it would justify, and never more than was seen."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from analyzer.impact import Account
+from analyzer.testimony import doubt, read_second_claims
 from analyzer.verdicts import GradingOptions, finding_of, make_verdict
 from analyzer.windows.window import Finding
+from lockstep.records import CLAIMED_TWICE, Event
+from lockstep.store.store import Store
+from lockstep.tables import TABLE_BY_NAME
 from lockstep.verdict import Verdict
 from tests.analyzer.looking import end_of, found, look, world
-from tests.builders import SECOND
+from tests.builders import SECOND, make, rows
 
 
 def judged(finding: Finding, *, ratio: float | None = 1.5, silent: tuple[str, ...] = (), since_s: int = 0) -> Verdict:
@@ -43,6 +48,34 @@ def test_stalled_wire_is_isolated_only_after_its_retries() -> None:
     assert [judged(dead, since_s=seconds).grade for seconds in (6, 29, 30)] == ["alert", "alert", "isolate"]
     assert judged(found("host:h2", "noncomm_hang", likelihood=0.97), since_s=6).grade == "isolate"
     assert judged(found(likelihood=0.97)).grade == "isolate"
+
+
+@pytest.mark.parametrize(
+    ("evidence", "grade"),
+    [
+        ({"kind": "standstill", "told_by": ["h9"]}, "alert"),
+        ({"kind": "standstill", "told_by": ["h3", "h9"]}, "isolate"),
+        ({"kind": "xid", "host": "h3"}, "isolate"),
+        ({"kind": "xid", "host": "h9", "told_by": ["h9"]}, "alert"),
+        ({"kind": "process_exit", "host": "h3", "told_by": ["h3"]}, "alert"),
+    ],
+    ids=["one host", "two hosts", "its own kernel", "the kernel of another", "its own process"],
+)
+def test_one_host_condemns_no_other(evidence: dict[str, object], grade: str) -> None:
+    assert judged(replace(found("host:h3", "crash", likelihood=0.97), evidence=(evidence,))).grade == grade
+
+
+def test_where_two_hosts_claim_a_rank_no_verdict_is_sure(embedded_store: Store) -> None:
+    context, sure = look(), found(likelihood=0.97)
+    detail = json.dumps({"job": context.job, "attempt": context.attempt})
+    claim = make(Event, host="h9", ts_ns=end_of(0) - 1, source="gateway", kind=CLAIMED_TWICE, detail=detail)
+    forged = replace(claim, source="test")
+    for told, confidence in (((forged, replace(claim, detail='{"job": "other"}')), 0.97), ((claim,), 0.8)):
+        embedded_store.insert(TABLE_BY_NAME["events"], rows(*told), token=str(confidence))
+        (finding,) = doubt([sure], read_second_claims(embedded_store, context))
+        verdict = judged(finding)
+        assert (verdict.confidence, verdict.grade == "isolate") == (confidence, confidence > 0.9)
+    assert verdict.evidence[-1]["host"] == "h9"
 
 
 def test_confidence_is_capped_and_coverage_lowered_by_what_was_not_seen() -> None:

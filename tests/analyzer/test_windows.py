@@ -193,11 +193,26 @@ def test_process_is_counted_once_whatever_tells_of_it() -> None:
     known = roster(member(WORLD, 0, "h0", None), member(WORLD, 1, "h1", None), member(PAIR, 0, "h0", None))
     assert len(known) == 2
     assert find(known, PAIR, 0) == find(known, WORLD, 0)
-    known = roster(member(WORLD, 0, "h0", 0), member(WORLD, 0, "h9", 0, init_ns=9))
-    assert known.process(find(known, WORLD, 0)).host == "h9"
     known = roster(*(member(WORLD, rank, "h0", rank) for rank in range(4)), member(PAIR, 0, "h0", 3))
     comms, ranks = known.seats([3])
     assert sorted(zip(comms.tolist(), ranks.tolist(), strict=True)) == [(PAIR, 0), (WORLD, 3)]
+
+
+AGAIN = WORLD + 1
+
+
+def test_a_rank_belongs_to_the_host_that_claimed_it_first_and_moves_with_the_whole_job_only() -> None:
+    job = [member(WORLD, rank, f"h{rank // 2}", rank) for rank in range(4)]
+    known = roster(*job, member(WORLD, 3, "h9", 3, init_ns=9))
+    assert known.process(find(known, WORLD, 3)).host == "h1"
+    for init_ns in (0, 9):  # said to be older or newer
+        known = roster(*job, *(member(PAIR, rank, "h9", rank, init_ns=init_ns) for rank in range(4)))
+        hosts = [known.process(find(known, comm, 3)).host for comm in (WORLD, PAIR)]
+        assert (hosts, len(known)) == (["h1", "h9"], 8), "what h9 says of its communicator is about h9"
+    again = [member(AGAIN, rank, f"h{rank // 2 + 2}", rank, init_ns=9) for rank in range(4)]
+    known = roster(*job, *again, member(PAIR, 0, "h3", 3, init_ns=10))
+    assert (len(known), known.hosts) == (4, frozenset({"h2", "h3"}))
+    assert find(known, WORLD, 3) == find(known, AGAIN, 3) == find(known, PAIR, 0)
 
 
 def test_unknown_ranks_are_nobody_and_so_is_everybody_without_communicators() -> None:

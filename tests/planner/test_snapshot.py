@@ -150,6 +150,22 @@ def test_telemetry_says_which_gpus_jobs_have_and_what_happened_on_the_part_s_hos
     assert view.cluster.spares == ("h9",), "h3 and h8 are held"
 
 
+def test_hosts_that_tell_of_a_job_which_runs_elsewhere_are_strangers(tmp_path: Path, embedded_store: Store) -> None:
+    hosts = ("h3", "h8", "rogue")  # the job is on h0 to h7
+    members = [make(Comm, job="train", attempt=0, host=host, rank=rank) for rank, host in enumerate(hosts)]
+    insert(embedded_store, "comms", members, "c")
+    found, controller = reader(tmp_path, embedded_store), FakeController(tmp_path / "cluster.json")
+
+    def strangers() -> tuple[str, ...]:
+        return found.read(incident(crash()), seconds(10)).job.strangers
+
+    assert strangers() == ("h8", "rogue")
+    controller.change(jobs={})
+    assert strangers() == ("rogue",), "a controller that does not know the job knows its nodes"
+    controller.change(is_down=True)
+    assert strangers() == ()
+
+
 DAY_NS = 86_400 * NS_PER_S
 
 

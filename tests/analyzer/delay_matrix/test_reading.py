@@ -115,6 +115,16 @@ def test_connections_name_nics_and_ports_that_rows_do_not(store: Store) -> None:
     assert seen.waits["transport"].to_pylist() == ["socket"]
 
 
+def test_of_several_sightings_the_surest_counts_and_of_those_the_newest(store: Store) -> None:
+    told = [("eth1", 0.5, T0 + 9), ("eth2", 0.9, None), ("eth3", 0.9, T0 + 2), ("eth4", 0.9, T0 + 1)]
+    known = [
+        make(Connection, host="h0", comm=send().comm, rank=0, peer=1, nic=nic, confidence=sure, seen_ns=seen_ns)
+        for nic, sure, seen_ns in told
+    ]
+    insert(store, send(nic=None), recv(), *known, *comms())
+    assert read(store).waits["src_nic"].to_pylist() == ["eth3"]
+
+
 @pytest.mark.parametrize("outside", [{"peer": -1}, {"transport": "shm"}, {"ts_ns": T0 + 5 * SECOND}, {"job": "j2"}])
 def test_what_is_no_wire_of_the_window_stays_out(store: Store, outside: dict[str, Any]) -> None:
     insert(store, send(**outside), recv(), *comms())

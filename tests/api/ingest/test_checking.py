@@ -15,7 +15,7 @@ from lockstep.errors import BadBatch, GatewayFull
 from lockstep.records import Event
 from lockstep.tables import TABLE_BY_NAME
 from tests.api.ingest.build import newer_batch
-from tests.builders import make, rows
+from tests.builders import T0, make, rows
 
 LIMITS = CheckLimits(max_bytes=1 << 20, max_rows=100)
 
@@ -25,7 +25,7 @@ def _batch(host: str, **facts: object) -> bytes:
 
 
 def _arrival(host: str, body: bytes | None = None) -> Arrival:
-    return Arrival(Entry(host, "b1", 1, 0, _batch(host) if body is None else body), LIMITS)
+    return Arrival(Entry(host, "b1", 1, T0, _batch(host) if body is None else body), LIMITS)
 
 
 def _negative_time(host: str) -> bytes:

@@ -193,7 +193,7 @@ def test_full_gateway_asks_the_agent_to_come_again_and_a_fault_of_ours_tells_not
 ) -> None:
     faults = [RuntimeError("a secret"), GatewayFull("4096 MiB wait for the store already")]
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise faults.pop()
 
     monkeypatch.setattr(light_api.parts.gateway, "take", fail)

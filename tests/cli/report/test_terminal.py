@@ -3,19 +3,27 @@
 import io
 
 import pytest
-from rich.console import Console
 
 from cli.report import Described, coverage_words, lasting_words, part_words, print_report
+from cli.setup import CleanConsole
 from lockstep.verdict import FaultClass, Impact, RuledOut
 from lockstep.words import impact_words
 from tests.cli.report.build import cost, described, found, matrix, steps
 
 
 def printed(diagnosis: Described, width: int = 160) -> list[str]:
-    console = Console(file=io.StringIO(), width=width, soft_wrap=True, markup=False, emoji=False)
+    console = CleanConsole(file=io.StringIO(), width=width)
     print_report(console, diagnosis)
     assert isinstance(console.file, io.StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_nothing_that_others_wrote_moves_the_cursor_or_breaks_a_line_of_ours() -> None:
+    lines = printed(
+        described(found(component="nic:h3/\x1b[2Jeth1", reason="[/red] \x1b]0;gone\x07 \u202eback \x9b1m"))
+    )
+    assert not [letter for line in lines for letter in line if not letter.isprintable()]
+    assert "  [/red] \ufffd]0;gone \ufffdback \ufffd1m" in lines
 
 
 def test_every_verdict_is_a_row_and_a_sentence_with_doubts_below_and_names_as_they_are() -> None:
