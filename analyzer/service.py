@@ -14,6 +14,7 @@ import structlog
 from analyzer.hang.facts import HangOptions
 from analyzer.incidents import close_all, resume
 from analyzer.pipeline import Followed, FollowOptions, Outcome, evaluate_window
+from analyzer.plugin_cost import lower_dear_jobs
 from analyzer.windows.jobs import JobSpan, Roster, find_jobs, read_roster
 from analyzer.windows.silence import HostReport, find_reports, judge_window
 from analyzer.windows.window import EvaluationOptions, Window, plan_evaluations, window_at
@@ -43,6 +44,7 @@ _log = structlog.get_logger("analyzer")
 EMBEDDED_RANKS = 512
 _LOOKBACK_NS = 120 * NS_PER_S  # how far a fresh analyzer goes back to learn what is usual
 _MOST_BEHIND_NS = 30 * NS_PER_S  # what is due of a job; further back, being reports in time is worth more
+_WEIGH_NS = 10 * NS_PER_S  # as often as ranks say what they cost
 _PAUSE_HOPS = 5  # between two runs: longer, and we were stopped, or too slow
 
 _BUDGET_NS = 2 * NS_PER_S  # of CPU for an evaluation, beside the store: 65,536 ranks take as long
@@ -122,6 +124,7 @@ class AnalyzerService:
         self._attentive_since_ns = 0  # hosts are silent at the earliest some time after this
         self._leaving = threading.Event()
         self._found = 0  # jobs in the last run
+        self._weighed_ns = 0  # when we looked last what jobs pay for their detail
         self.skipped = 0  # evaluations that were left out because we were behind
 
     def stop(self) -> None:
@@ -147,10 +150,13 @@ class AnalyzerService:
                 evaluations += self._evaluate(backlogs[first : first + _AT_ONCE], lease, now_ns, failed)
             backlogs = [backlog for backlog in backlogs if backlog.due]
         self._close_ended([key for key in self._jobs if key not in spans], lease, now_ns)
-        reached = {job: self._jobs[job, attempt].done_until_ns for job, attempt in sorted(spans)}
-        note_jobs(self._control, {job: until_ns for job, until_ns in reached.items() if until_ns is not None})
+        followed = {key[0]: self._jobs[key].done_until_ns for key in sorted(spans.keys() & self._jobs.keys())}
+        note_jobs(self._control, {job: until_ns for job, until_ns in followed.items() if until_ns is not None})
         if failed:
             raise failed[0]
+        if now_ns - self._weighed_ns >= _WEIGH_NS:
+            self._weighed_ns = now_ns
+            add_detail_requests(self._control, *lower_dear_jobs(self._store, now_ns), now_ns=now_ns)
         note_analysis(self._control, Analysis(now_ns, self.skipped))
         if troubled := [f"{key[0]} ({job.trouble})" for key, job in self._jobs.items() if job.trouble]:
             raise LockstepError(f"{len(troubled)} of {len(self._jobs)} jobs cannot be evaluated: {troubled[0]}")

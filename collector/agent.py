@@ -4,8 +4,9 @@ import threading
 import time
 import uuid
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from lockstep.bounds import keep_within
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.errors import BadRows, NotPresent
 from lockstep.records import Agent as Heartbeat
+from lockstep.records import PluginHealth
 from lockstep.tables import TABLE_BY_NAME
 
 _PATIENCE_S, _PATIENCE_PERIODS = 10.0, 3.0
@@ -63,6 +65,7 @@ class Gathering:
         self._watermarks: dict[str, _Watermark] = {}
         self._checkpoints = dict(checkpoints)
         self.dropped_rows = 0
+        self.refused_rows = 0  # of these, because too many were kept
         self.plugin_cost_ns: int | None = None
         self.is_due = threading.Event()  # something was put down that somebody waits for
 
@@ -88,6 +91,7 @@ class Gathering:
         with self._guard:
             if self._rows + count > MOST_ROWS:
                 self.dropped_rows += count
+                self.refused_rows += count
             else:
                 self._rows += count
                 for name, rows in reading.tables.items():
@@ -135,6 +139,8 @@ class Health:
     folded: int = 0
     last_s: float = 0.0  # how long the last read took
     cpu_s: float = 0.0  # CPU time of all reads, in the source's own thread
+    lost: Mapping[str, int] = field(default_factory=dict)  # by reason
+    plugins: Sequence[PluginHealth] = ()  # of the host's ranks
     is_present: bool = True
     is_well: bool = True
     reading_since_ns: int | None = None  # monotonic; a read that hangs is seen by it
@@ -219,6 +225,8 @@ class Follower:
             reads=health.reads + 1,
             rows=health.rows + sum(rows.num_rows for rows in reading.tables.values()),
             dropped=health.dropped + reading.dropped,
+            lost=Counter(health.lost) + Counter(reading.lost or {self.source.name: reading.dropped}),
+            plugins=health.plugins if reading.plugins is None else reading.plugins,
             folded=health.folded + reading.folded,
             is_present=True,
             is_well=True,
@@ -287,6 +295,12 @@ class CollectorAgent:
     def dropped_rows(self) -> int:
         """Rows lost since the start, by sources that could not keep up or because too much waited."""
         return self._queue.dropped_rows + self._gathering.dropped_rows + self._unsound_rows
+
+    @property
+    def lost(self) -> dict[str, int]:
+        """What was lost since the start, by reason: sources tell theirs, the rest is ours."""
+        ours = Counter(queue=self._queue.dropped_rows, memory=self._gathering.refused_rows)
+        return dict(sum((Counter(follower.health.lost) for follower in self.followers), ours))
 
     @property
     def waiting_bytes(self) -> int:

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from collector.agent import CollectorAgent, Health
 from lockstep import __version__
 from lockstep.clock import NS_PER_S, Clock
+from lockstep.plugin_summary import PluginSummary, summarize_plugins
 from lockstep.sections import split_listen
 
 _log = structlog.get_logger("metrics")
@@ -48,6 +49,7 @@ class AgentMetrics(Collector):
         stuck = "How long a read that has not ended is under way; 0 between reads"
         yield self._by_source(GaugeMetricFamily, "reading_seconds", stuck, self._reading_s)
         yield from self._shipping()
+        yield from self._plugins()
 
     # Any: two classes, one use
     def _by_source(self, family: Any, name: str, meaning: str, measure: Measure) -> Metric:
@@ -68,6 +70,20 @@ class AgentMetrics(Collector):
         yield _counter("sent_bytes", "Their size as sent", shipper.sent_bytes)
         yield _counter("send_failures", "Attempts that did not get through", shipper.failures)
         yield _counter("dropped_rows", "Rows lost, whatever the reason", self._agent.dropped_rows)
+        lost = CounterMetricFamily("lockstep_collector_lost", "What was lost, by reason", labels=["reason"])
+        for reason, count in sorted(self._agent.lost.items()):
+            lost.add_metric([reason], float(count))
+        yield lost
+
+    def _plugins(self) -> Iterator[Metric]:
+        plugins = summarize_plugins([each for one in self._agent.followers for each in one.health.plugins])
+        ranks = GaugeMetricFamily("lockstep_plugin_ranks", "Ranks that are recorded, by level", labels=["level"])
+        for level, count in plugins.levels.items():
+            ranks.add_metric([level], float(count))
+        yield ranks
+        for name, value in plugins.model_dump(exclude={"levels"}).items():
+            meaning = PluginSummary.model_fields[name].description or name
+            yield GaugeMetricFamily(f"lockstep_plugin_{name}", meaning, value=float(value))
 
 
 def serve_metrics(agent: CollectorAgent, listen: str, clock: Clock) -> Callable[[], None]:

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import random
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -84,10 +85,19 @@ class Destination(Protocol):
 _log = structlog.get_logger("collector")
 
 _POLL_S = 1.0  # at the latest, should nobody tell that something arrived
-_RETRY_S = 1.0
+_RETRY_S, _LONGEST_RETRY_S = 1.0, 10.0  # twice as long after each failure; a gateway that is back is found soon
 # What the gateway says about a batch and would say again. Everything else is about us, or comes from something else
 # that answers at this address, and may be mended: the batch waits.
 _FINAL_STATUS = frozenset({400, 413, 415, 422})
+
+
+def backoff_s(failed: int, chance: float) -> float:
+    """Return how long to wait after so many failures before; half of it by chance (0 to 1): hosts fail together.
+
+    >>> [backoff_s(failed, 1.0) for failed in (0, 1, 9)], backoff_s(9, 0.0)
+    ([1.0, 2.0, 10.0], 5.0)
+    """
+    return min(_RETRY_S * 2.0 ** min(failed, 16), _LONGEST_RETRY_S) * (1 + chance) / 2
 
 
 class Shipper:
@@ -98,6 +108,7 @@ class Shipper:
         self._trouble: str | None = None
         self.requests: tuple[DetailRequest, ...] = ()
         self.sent = self.sent_bytes = self.failures = 0
+        self._failed = 0  # attempts in a row
         self.arrived = threading.Event()  # something was put into the queue, or it is the end
 
     @property
@@ -111,8 +122,11 @@ class Shipper:
             batch = None if stop.is_set() else self._queue.first()
             if batch is None:
                 self._clock.wait(self.arrived, _POLL_S)
-            elif not self._send(batch):
-                self._clock.wait(stop, _RETRY_S)
+            elif self._send(batch):
+                self._failed = 0
+            else:
+                self._clock.wait(stop, backoff_s(self._failed, random.random()))  # noqa: S311  # no secret
+                self._failed += 1
 
     def empty(self) -> None:
         """Send what is left as long as it is taken at once."""

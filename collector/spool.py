@@ -15,6 +15,7 @@ import re
 import threading
 import zlib
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -231,6 +232,10 @@ class Spool:
                 self._last_sent = file
             elif batch:
                 self._add_filed(_Filed(position, file.stat().st_size, batch.rows))
+            else:
+                self.dropped_rows += _torn_rows(file)
+            if batch is None:
+                file.unlink(missing_ok=True)
         newest, checkpoints = max(known, key=lambda entry: entry[0], default=(Position(0, 0, ""), {}))
         return newest.start + 1, checkpoints
 
@@ -318,13 +323,20 @@ class Spool:
 
 
 def _try_read(file: Path) -> Batch | None:
-    """Return a batch of an earlier start; one that a power cut tore is reported and removed."""
+    """Return a batch of an earlier start; one that a power cut tore is reported."""
     try:
         return read_batch(file)
     except (OSError, BadInput) as error:
         _log.error("a batch in the spool is torn and lost", error=str(error))
-        file.unlink(missing_ok=True)
         return None
+
+
+def _torn_rows(file: Path) -> int:
+    """Return how many rows are lost with a file, as far as it still says so; at least its heartbeat."""
+    with suppress(OSError), file.open("rb") as torn:
+        found = re.match(rb'{"rows": (\d{1,9}),', torn.read(64))
+        return max(int(found[1]), 1) if found else 1
+    return 1
 
 
 def _lock(directory: Path) -> int:

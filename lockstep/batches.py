@@ -203,7 +203,7 @@ class DetailRequest(Frozen):
 
     id: str
     host: str
-    kind: str = Field(description="detail, probe or last_minutes; an agent ignores what it does not know")
+    kind: str = Field(description="detail, lower, probe or last_minutes; an agent ignores what it does not know")
     details: dict[str, Any] = Field(description="which ranks, which path, how long; each kind has its own")
     expires_ns: int = Field(ge=0, description="UNIX time; from then on nobody wants it any more")
 

@@ -29,6 +29,8 @@ Counters = Annotated[dict[str, int], "counters"]
 Direction = Literal["send", "recv"]
 Transport = Literal["ib", "socket", "ofi", "p2p", "shm", "collnet", "nvls"]
 Detail = Literal["ops", "steps"]
+PluginLevel = Literal["off", "operations", "transfers", "steps", "trace"]
+LoweredBy = Literal["no", "callbacks", "job"]
 HeadState = Literal["idle", "gpu_wait", "peer_wait", "wire", "recv_wait", "flush", "recv_gpu_wait", "unknown"]
 
 
@@ -272,6 +274,27 @@ class Agent(HostRecord):
     stalled: Annotated[Counters, "UNIX time in ns up to which each source told all that gives no readings now"] = (
         field(default_factory=dict)
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginHealth(JobRecord):
+    """How the plugin in one process does: what it records, what that costs, what it could not keep."""
+
+    pid: Annotated[U32, "process id on the host"]
+    world_rank: Annotated[U32 | None, "rank in the whole job"]
+    local_ranks: Annotated[U32 | None, "processes of the job on the host, as its launcher says"]
+    ts_ns: Annotated[Timestamp, "when it was read"]
+    version: Annotated[Text, "release of the plugin"]
+    level: Annotated[PluginLevel, "what it records"]
+    lowered: Annotated[LoweredBy, "whether it records less than asked for, and by whose measure"]
+    budget_ppm: Annotated[U32, "what the job may pay, in millionths of its time; 0: whatever it costs"]
+    callback_ppm: Annotated[U32, "time in its callbacks, of the busiest thread's time"]
+    paid_ppm: Annotated[I32 | None, "what the job pays, by operations without detail; None: not measured yet"]
+    paid_error_ppm: Annotated[U32 | None, "half the width of its 95 % interval"]
+    paid_pairs: Annotated[U32, "comparisons that it rests on"]
+    dear: Annotated[Flag, "whether the job surely pays more than the budget, by this rank's comparisons"]
+    refused_comms: Annotated[U64, "communicators that found no place, and are not seen"]
+    lost: Annotated[U64, "records overwritten before they were read, and open operations whose place was needed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,7 +88,7 @@ STATUS = _struct(
     96,
     *(("stamp", "<u4", 0), ("level", "<u4", 4), ("share", "<u4", 8), ("budget_ppm", "<u4", 12)),
     *(("mask", "<u4", 16), ("epoch", "<u4", 20), ("lowered", "<u4", 24), ("callback_ppm", "<u4", 28)),
-    *(("paid_ppm", "<i4", 32), ("paid_error_ppm", "<u4", 36), ("paid_pairs", "<u4", 40), ("unused", "<u4", 44)),
+    *(("paid_ppm", "<i4", 32), ("paid_error_ppm", "<u4", 36), ("paid_pairs", "<u4", 40), ("dear", "<u4", 44)),
     *(("refused_comms", "<u8", 48), ("refused_rows", "<u8", 56), ("overwritten", "<u8", 64)),
     *(("stale", "<u8", 72), ("foreign", "<u8", 80), ("shared_threads", "<u8", 88)),
 )

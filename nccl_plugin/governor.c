@@ -4,8 +4,8 @@
  * counts. The second is the job's: for 16 operations at a time on the largest communicator, detail is taken away, and
  * what they took is compared with the 16 beside them. All ranks do so by NCCL's own sequence number: a job goes as fast
  * as its slowest rank, so that one rank alone without detail would show nothing. Operations without detail carry
- * WIRE_FLAG_UNTIMED. Detail goes down one level only where the cost surely lies above the budget, and stays there until
- * asked again.
+ * WIRE_FLAG_UNTIMED. By the first measure detail goes down one level and stays there until asked again. By the second a
+ * rank only tells that the cost surely lies above the budget: it is the whole job's, and so is the decision.
  */
 #include "plugin.h"
 
@@ -15,6 +15,8 @@ enum {
     WINDOW = 16,    /* operations */
     BLOCK = 64,     /* windows; in two of them detail is away; in the first block a job warms up */
     COMPARED = 6,   /* windows from the first that is measured to the last */
+    OFTEN = 32,     /* the first blocks are all measured, then one in RARELY: what is known to be cheap is left alone */
+    RARELY = 8,
     HOLE_PARTS = 2, /* of a second: longer than such a part nobody goes without detail */
     KEPT = 64,      /* blocks that the figure rests on at most */
     LEAST = 8,      /* blocks before it means anything */
@@ -33,7 +35,7 @@ static struct {
     float ratios[KEPT];
     uint32_t dear;
     uint64_t looked;
-    uint64_t callbacks[MAX_RINGS];
+    uint64_t callbacks[MOST_RINGS];
 } governor;
 
 static uint64_t hole_end; /* detail is away until then at the latest; 0: it is not. Read by all threads */
@@ -43,20 +45,29 @@ bool governor_enter(void) { return __atomic_exchange_n(&busy, 1, __ATOMIC_ACQUIR
 
 void governor_leave(void) { __atomic_store_n(&busy, 0, __ATOMIC_RELEASE); }
 
+/* What the job pays at another level is not known yet. */
+static void forget_pace(void)
+{
+    governor.blocks = 0;
+    STORE(session.status->paid_pairs, 0);
+    STORE(session.status->dear, 0);
+}
+
 void governor_reset(uint32_t budget_ppm)
 {
     memset(&governor, 0, sizeof governor);
     governor.budget_ppm = budget_ppm;
     STORE(hole_end, 0);
+    forget_pace();
 }
 
-static void lower(enum wire_lowered why)
+static void lower(void)
 {
     if (LOAD(session.level) <= WIRE_OPERATIONS)
         return;
     session_set_level(LOAD(session.level) - 1);
-    STORE(session.status->lowered, (uint32_t)why);
-    governor.blocks = 0;
+    STORE(session.status->lowered, WIRE_LOWERED_BY_CALLBACKS);
+    forget_pace();
     governor.dear = 0;
 }
 
@@ -72,7 +83,7 @@ static uint64_t turn_of(uint64_t window)
 {
     const uint64_t block = window / BLOCK;
 
-    return block == 0 ? COMPARED : window % BLOCK - scatter(block) % (BLOCK - COMPARED);
+    return block == 0 || (block > OFTEN && block % RARELY != 0) ? COMPARED : window % BLOCK - scatter(block) % (BLOCK - COMPARED);
 }
 
 /* Turns 0 and 5 are compared with 1 and 4: a steady drift cancels, and so does what comes round every 64 operations. */
@@ -112,8 +123,8 @@ static uint32_t root(uint32_t number)
 }
 
 /* The median of the blocks with the order statistics that hold it in 95 of 100 cases (0.98 times the root to either
- * side). Detail goes when it lies above the budget with a chance of error of 3 in a million (2.25 times the root: at
- * least 22 blocks): all ranks ask after every block, for as long as the job runs. */
+ * side). The job pays too much when it lies above the budget with a chance of error of 3 in a million (2.25 times the
+ * root: at least 22 blocks): all ranks ask after every block, for as long as the job runs. */
 static void judge(void)
 {
     const uint32_t count = governor.blocks < KEPT ? governor.blocks : KEPT;
@@ -129,8 +140,7 @@ static void judge(void)
     STORE(session.status->paid_ppm, (int32_t)(sorted[middle] * 1e6F));
     STORE(session.status->paid_error_ppm, (uint32_t)((high - low) / 2 * 1e6F));
     STORE(session.status->paid_pairs, 2 * governor.blocks);
-    if (sure <= middle && sorted[middle - sure] * 1e6F > (float)governor.budget_ppm)
-        lower(WIRE_LOWERED_BY_JOB);
+    STORE(session.status->dear, sure <= middle && sorted[middle - sure] * 1e6F > (float)governor.budget_ppm);
 }
 
 static void forget_block(void) { governor.without = governor.with_detail = governor.measured = 0; }
@@ -159,7 +169,8 @@ static void give_back(void)
 static void window_begins(uint64_t window, uint64_t now)
 {
     const uint64_t longest = session.ticks_per_second / HOLE_PARTS, length = now - governor.window_began;
-    const bool follows = window == governor.window + 1;
+    const bool measures = LOAD(session.level) > WIRE_OPERATIONS && LOAD(session.level) != WIRE_TRACE;
+    const bool follows = measures && window == governor.window + 1;
 
     if (follows)
         note_length(governor.window, length);
@@ -169,7 +180,7 @@ static void window_begins(uint64_t window, uint64_t now)
     governor.window_began = now;
     if (LOAD(hole_end) != 0)
         give_back();
-    if (LOAD(session.level) <= WIRE_OPERATIONS || LOAD(session.level) == WIRE_TRACE || !takes_detail_away(window))
+    if (!measures || !takes_detail_away(window))
         return;
     if (!follows || length > longest) { /* so slow a job hardly pays for detail, and the first measure sees it */
         governor.window = 0;
@@ -231,6 +242,6 @@ void governor_look(uint64_t now)
     STORE(session.status->callback_ppm, ppm);
     governor.dear = governor.budget_ppm != 0 && ppm > governor.budget_ppm ? governor.dear + 1 : 0;
     if (governor.dear >= DEAR_LOOKS)
-        lower(WIRE_LOWERED_BY_CALLBACKS);
+        lower();
     governor_leave();
 }

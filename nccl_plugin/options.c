@@ -78,7 +78,7 @@ static bool read_version(struct options *options)
 
 bool options_read(struct options *options, const char **problem)
 {
-    double share = 0.01, budget = 0.5, mib = 16;
+    double share = 0.01, budget = 0.5, mib = 64;
 
     *problem = NULL;
     *options = (struct options){.level = WIRE_STEPS, .kernel_channels = -1};
@@ -88,8 +88,8 @@ bool options_read(struct options *options, const char **problem)
         *problem = "LOCKSTEP_SAMPLE is not between 0 and 1";
     else if (!read_number("LOCKSTEP_BUDGET", 0, 100, &budget))
         *problem = "LOCKSTEP_BUDGET is not a percentage";
-    else if (!read_number("LOCKSTEP_RING_MIB", 4, 64, &mib))
-        *problem = "LOCKSTEP_RING_MIB is not between 4 and 64";
+    else if (!read_number("LOCKSTEP_RING_MIB", LEAST_MIB, 256, &mib))
+        *problem = "LOCKSTEP_RING_MIB is not between 4 and 256";
     else if (!read_kernel(options))
         *problem = "LOCKSTEP_KERNEL is not auto, on or off";
     else if (!read_version(options))

@@ -25,8 +25,9 @@
 #define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
 
 enum {
-    MAX_RINGS = 64,
     MIN_RINGS = 2, /* the shared one and one more */
+    MOST_RINGS = 6, /* threads that enqueue, and one per communicator that moves data; with more, rings would be short */
+    LEAST_MIB = 4, /* of a ring file */
     COST_SAMPLE_MASK = 63, /* one callback in 64 is timed */
     FULL_SHARE = 65536,
 };
@@ -42,6 +43,8 @@ struct producer {
     uint32_t thread;
     uint32_t session; /* serial of the session this belongs to */
     uint64_t head;
+    uint32_t slot;  /* of the next record, and its stamp */
+    uint32_t stamp;
     uint64_t next_operation;
     uint64_t next_transfer;
     struct wire_transfer *warm; /* the one given up last */
@@ -57,6 +60,7 @@ struct session {
     uint32_t serial; /* a forked child has the next one */
     uint64_t tag;    /* shifted to its place in a handle */
     uint32_t rings;
+    uint32_t ring_records; /* of each */
     uint32_t level;  /* in force, experiments of the governor apart */
     uint32_t share;
     uint32_t epoch;
@@ -83,7 +87,7 @@ struct session {
 };
 
 extern struct session session;
-extern struct producer producers[MAX_RINGS];
+extern struct producer producers[MOST_RINGS];
 
 /* --- clock.c --- */
 
@@ -109,9 +113,10 @@ static inline uint64_t clock_ticks(void)
     return UNLIKELY(clock_kind > WIRE_CLOCK_CNTVCT) ? clock_slow_ticks() : clock_raw();
 }
 
-/* --- ringfile.c, identity.c, release.c: what happens once --- */
+/* --- ringfile.c, guard.c, identity.c, release.c: what happens once --- */
 
 bool ringfile_create(uint32_t mib, const char **problem); /* fills the session's pointers, or says why not */
+void guard_memory(void *start, uint64_t bytes); /* of the ring file, against its being truncated */
 void identity_fill(struct wire_header *header);
 uint32_t release_version(const void *caller); /* as ncclGetVersion gives it, 0 when it cannot be told */
 bool release_is_unsafe(uint32_t version, const void *caller, const char **why);
@@ -164,8 +169,8 @@ static inline struct wire_record *record_begin(struct producer *producer, uint32
 
     if (UNLIKELY(producer->number == 0))
         return record_claim_shared(producer, stamp);
-    record = &producer->records[producer->head % WIRE_RING_RECORDS];
-    *stamp = (uint32_t)(producer->head / WIRE_RING_RECORDS + 1);
+    record = &producer->records[producer->slot];
+    *stamp = producer->stamp;
     STORE(record->stamp, WIRE_BUSY);
     __atomic_thread_fence(__ATOMIC_RELEASE);
     return record;
@@ -174,8 +179,14 @@ static inline struct wire_record *record_begin(struct producer *producer, uint32
 static inline void record_end(struct producer *producer, struct wire_record *record, uint32_t stamp)
 {
     __atomic_store_n(&record->stamp, stamp, __ATOMIC_RELEASE);
-    if (producer->number != 0)
-        __atomic_store_n(&producer->ring->head, ++producer->head, __ATOMIC_RELEASE);
+    if (producer->number == 0)
+        return;
+    if (UNLIKELY(++producer->slot == session.ring_records)) { /* a division would cost more than all the rest */
+        producer->slot = 0;
+        producer->stamp++;
+    }
+    __builtin_prefetch(&producer->records[producer->slot], 1); /* a ring is larger than what caches keep */
+    __atomic_store_n(&producer->ring->head, ++producer->head, __ATOMIC_RELEASE);
 }
 
 /* The producer of this thread, or NULL when nothing is to be recorded. */

@@ -13,10 +13,6 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-enum { PER_RING = sizeof(struct wire_ring) + WIRE_RING_RECORDS * sizeof(struct wire_record)
-                  + WIRE_RING_OPERATIONS * sizeof(struct wire_operation)
-                  + WIRE_RING_TRANSFERS * sizeof(struct wire_transfer) };
-
 static const char NO_PLACE[] =
     "no ring file can be made: LOCKSTEP_RING_DIR, /run/lockstep/rings, or /dev/shm with 1 GiB free";
 static const char NO_ROOM[] = "no room for the ring file, or no lock on it";
@@ -34,22 +30,33 @@ static struct wire_section place(struct layout *layout, uint32_t count, uint32_t
     return section;
 }
 
-/* As many rings as fit beside the tables; 16 MiB hold 18. */
+enum { BESIDE_RECORDS = sizeof(struct wire_ring) + WIRE_RING_OPERATIONS * sizeof(struct wire_operation)
+                        + WIRE_RING_TRANSFERS * sizeof(struct wire_transfer) };
+
+/* A few rings, and all the room there is for their records: 64 MiB hold six of 166,000. */
+static void plan_rings(uint64_t bytes)
+{
+    const uint64_t fit = bytes / (BESIDE_RECORDS + WIRE_RING_RECORDS * sizeof(struct wire_record));
+
+    session.rings = fit > MOST_RINGS ? MOST_RINGS : fit < MIN_RINGS ? MIN_RINGS : (uint32_t)fit;
+    session.ring_records = (uint32_t)((bytes / session.rings - BESIDE_RECORDS) / sizeof(struct wire_record));
+    if (session.ring_records < WIRE_RING_RECORDS)
+        session.ring_records = WIRE_RING_RECORDS;
+}
+
 static struct layout plan(uint32_t mib)
 {
     struct layout layout = {.bytes = WIRE_PAGE};
     struct wire_header *header = &layout.header;
-    uint64_t rings;
 
     header->requests = place(&layout, 1, sizeof(struct wire_request));
     header->status = place(&layout, 1, sizeof(struct wire_status));
     header->clocks = place(&layout, WIRE_CLOCK_PAIRS, sizeof(struct wire_clock_pair));
     header->comms = place(&layout, WIRE_COMMS, sizeof(struct wire_comm));
     header->rows = place(&layout, WIRE_ROWS, sizeof(struct wire_row));
-    rings = (((uint64_t)mib << 20) - layout.bytes - WIRE_PAGE * 4) / PER_RING;
-    session.rings = rings > MAX_RINGS ? MAX_RINGS : rings < MIN_RINGS ? MIN_RINGS : (uint32_t)rings;
+    plan_rings(((uint64_t)mib << 20) - layout.bytes - WIRE_PAGE * 4);
     header->rings = place(&layout, session.rings, sizeof(struct wire_ring));
-    header->records = place(&layout, session.rings * WIRE_RING_RECORDS, sizeof(struct wire_record));
+    header->records = place(&layout, session.rings * session.ring_records, sizeof(struct wire_record));
     header->operations = place(&layout, session.rings * WIRE_RING_OPERATIONS, sizeof(struct wire_operation));
     header->transfers = place(&layout, session.rings * WIRE_RING_TRANSFERS, sizeof(struct wire_transfer));
     return layout;
@@ -128,6 +135,7 @@ static void *map_file(int file, uint64_t bytes)
     start = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (start == MAP_FAILED)
         return NULL;
+    guard_memory(start, bytes);
     memset(start, 0, bytes);
     return start;
 }
@@ -157,11 +165,12 @@ static void point_into(char *start, const struct layout *layout)
     for (uint32_t i = 0; i < session.rings; i++)
         producers[i] = (struct producer){
             .ring = (struct wire_ring *)(start + header->rings.offset) + i,
-            .records = session.records + (size_t)i * WIRE_RING_RECORDS,
+            .records = session.records + (size_t)i * session.ring_records,
             .operations = session.operations + (size_t)i * WIRE_RING_OPERATIONS,
             .transfers = session.transfers + (size_t)i * WIRE_RING_TRANSFERS,
             .number = i,
             .taken = i == 0,
+            .stamp = 1,
             .session = session.serial,
         };
 }
@@ -194,17 +203,21 @@ static const char *take_back(const struct new_file *made, const char *problem)
     return problem;
 }
 
-/* The file stays open until the process ends: closing it would drop the lock. */
+/* Where there is no room for what was asked for, half of it, and so on. The file stays open until the process ends:
+ * closing it would drop the lock. */
 bool ringfile_create(uint32_t mib, const char **problem)
 {
-    const struct layout layout = plan(mib);
+    struct layout layout = {.bytes = 0};
     struct wire_clock_pair now;
     struct new_file made;
-    void *start;
+    void *start = NULL;
 
     clock_read_pair(&now);
     made = create_file(now.unix_ns);
-    start = made.file >= 0 && lock_file(made.file) ? map_file(made.file, layout.bytes) : NULL;
+    for (; made.file >= 0 && start == NULL && mib >= LEAST_MIB && lock_file(made.file); mib /= 2) {
+        layout = plan(mib);
+        start = map_file(made.file, layout.bytes);
+    }
     if (start == NULL) {
         *problem = take_back(&made, made.file < 0 ? NO_PLACE : NO_ROOM);
         return false;

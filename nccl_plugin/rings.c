@@ -17,7 +17,7 @@ __asm__(".symver pthread_key_create, pthread_key_create@" OLDEST);
 __asm__(".symver pthread_getspecific, pthread_getspecific@" OLDEST);
 __asm__(".symver pthread_setspecific, pthread_setspecific@" OLDEST);
 
-struct producer producers[MAX_RINGS];
+struct producer producers[MOST_RINGS];
 
 static pthread_key_t key;
 static int prepared; /* 0 not yet, 1 the key exists, -1 there is none */
@@ -105,10 +105,10 @@ void producer_account(struct producer *producer, uint64_t began)
 struct wire_record *record_claim_shared(struct producer *producer, uint32_t *stamp)
 {
     const uint64_t number = ADD(producer->ring->head, 1);
-    struct wire_record *record = &producer->records[number % WIRE_RING_RECORDS];
+    struct wire_record *record = &producer->records[number % session.ring_records];
     uint32_t before = LOAD(record->stamp);
 
-    *stamp = (uint32_t)(number / WIRE_RING_RECORDS + 1);
+    *stamp = (uint32_t)(number / session.ring_records + 1);
     if (before < *stamp /* not busy either */
         && __atomic_compare_exchange_n(&record->stamp, &before, WIRE_BUSY, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
         __atomic_thread_fence(__ATOMIC_RELEASE);

@@ -29,7 +29,7 @@ enum {
     WIRE_CLOCK_PAIRS = 64,
     WIRE_COMMS = 4096,
     WIRE_ROWS = 8192,
-    WIRE_RING_RECORDS = 8192,     /* per ring; a power of two */
+    WIRE_RING_RECORDS = 8192,     /* per ring at least; as many more as the file has room for */
     WIRE_RING_OPERATIONS = 1024,  /* per ring; a power of two */
     WIRE_RING_TRANSFERS = 512,    /* per ring; a power of two */
     WIRE_STEPS_AHEAD = 8,         /* steps of one transfer that NCCL keeps open at most */
@@ -51,7 +51,7 @@ enum wire_clock_kind { WIRE_CLOCK_TSC = 1, WIRE_CLOCK_CNTVCT = 2, WIRE_CLOCK_MON
 enum wire_lowered {
     WIRE_NOT_LOWERED = 0,
     WIRE_LOWERED_BY_CALLBACKS = 1, /* the time in our callbacks exceeds the budget */
-    WIRE_LOWERED_BY_JOB = 2,       /* the job's own pace suffers more than the budget */
+    WIRE_LOWERED_BY_JOB = 2,       /* the job's own pace suffers more than the budget; earlier plugins decided so themselves */
 };
 
 enum wire_func {
@@ -117,8 +117,8 @@ struct wire_header { /* the first page; written once, `ready` last */
     struct wire_section comms;
     struct wire_section rows;
     struct wire_section rings;      /* struct wire_ring; number 0 is the shared one */
-    struct wire_section records;    /* `rings.count` times WIRE_RING_RECORDS */
-    struct wire_section operations; /* the same, WIRE_RING_OPERATIONS each */
+    struct wire_section records;    /* `rings.count` times the same number */
+    struct wire_section operations; /* `rings.count` times WIRE_RING_OPERATIONS */
     struct wire_section transfers;  /* the same, WIRE_RING_TRANSFERS each */
     int32_t world_rank;  /* -1 when the environment does not say */
     int32_t world_size;
@@ -151,7 +151,7 @@ struct wire_status {
     int32_t paid_ppm;      /* what the job pays: how much longer the windows with detail took than those without */
     uint32_t paid_error_ppm; /* half the width of its 95 % interval */
     uint32_t paid_pairs;     /* how many pairs of windows that rests on; 0: not measured yet */
-    uint32_t unused;
+    uint32_t dear;           /* 1 when the job surely pays more than the budget: the collector is to ask for less */
     uint64_t refused_comms;      /* found no place in the table */
     uint64_t refused_rows;
     uint64_t overwritten;        /* operations or transfers still open when their place was needed */

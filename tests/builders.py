@@ -18,6 +18,7 @@ from lockstep.records import (
     NicCounter,
     OpStat,
     Path,
+    PluginHealth,
     Probe,
     Progress,
     Transfer,
@@ -96,6 +97,7 @@ _COMMON: dict[type[HostRecord], dict[str, Any]] = {
     },
     Progress: {"peer": -1, "head_state": "idle"},
     Agent: {"version": "test", "watermark_ns": T0},
+    PluginHealth: {"version": "test", "level": "steps", "lowered": "no", "dear": False},
     Event: {"source": "test", "kind": "xid", "severity": "info", "message": "m"},
     NicCounter: {"nic": "eth0", "up": True, "speed_mbps": 200_000, "extra": {}},
     FabricCounter: {"extra": {}},
@@ -109,10 +111,9 @@ _JOB = {"job": "j1", "attempt": 0, "comm": 7, "rank": 0}
 def make(record: type[R], **fields: Any) -> R:
     """Return a record with defaults for everything that is not given."""
     known = record.__dataclass_fields__
-    shared = {name: value for name, value in _SHARED.items() if name in known}
-    job = _JOB if "job" in known else {}
+    shared = {name: value for name, value in {**_SHARED, **(_JOB if "job" in known else {})}.items() if name in known}
     part = {"component": f"gpu:{fields.get('host', 'h0')}/0"} if record is Event else {}
-    return record(**{**_BLANKS[record], **shared, **job, **part, **_COMMON.get(record, {}), **fields})
+    return record(**{**_BLANKS[record], **shared, **part, **_COMMON.get(record, {}), **fields})
 
 
 def _blank(record: type[HostRecord]) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from api.views.part_names import nodes_of
 from lockstep.clock import NS_PER_S
 from lockstep.errors import NotPresent
 from lockstep.execution import Isolated
+from lockstep.plugin_summary import PluginSummary, summarize_plugins
+from lockstep.records import PluginHealth
 from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import list_isolated
 from lockstep.state.incidents import open_incidents
@@ -35,6 +37,14 @@ GROUP BY host ORDER BY host LIMIT {{most:UInt64}}
 """
 
 
+_PLUGINS = f"""
+SELECT * FROM plugins
+WHERE host IN {{hosts:Array(String)}} AND ts_ns >= {{since:Int64}} AND ts_ns <= {{now:Int64}} + {NS_PER_S}
+ORDER BY ts_ns DESC LIMIT 1 BY host, job, attempt, pid
+"""
+_PLUGIN_NS = 30 * NS_PER_S  # rows of a rank that lives come every ten seconds
+
+
 class AgentView(Frozen):
     """The collector of a host, as its last heartbeat tells it."""
 
@@ -53,6 +63,7 @@ class AgentView(Frozen):
     spool_bytes: int = Field(ge=0)
     cpu_ns: int = Field(ge=0)
     plugin_cost_ns: int | None = None
+    plugins: PluginSummary | None = Field(None, description="how the plugins in its ranks do; None: there are none")
 
 
 def list_agents(
@@ -66,13 +77,19 @@ def list_agents(
         "now": now_ns,
         "most": limit,
     }
-    return [_as_agent(row, now_ns) for row in store.query(_AGENTS, asked).to_pylist()]
+    agents = store.query(_AGENTS, asked).to_pylist()
+    lately = {"hosts": [row["host"] for row in agents], "since": max(now_ns - _PLUGIN_NS, 0), "now": now_ns}
+    plugins = defaultdict[str, list[PluginHealth]](list)
+    for row in store.query(_PLUGINS, lately).to_pylist():
+        plugins[row["host"]].append(PluginHealth(**row))
+    return [_as_agent(row, plugins[row["host"]], now_ns) for row in agents]
 
 
-def _as_agent(row: dict[str, Any], now_ns: int) -> AgentView:  # Any: columns of several types
+def _as_agent(row: dict[str, Any], plugins: list[PluginHealth], now_ns: int) -> AgentView:  # Any: several types
     stalled = sorted(row.pop("stalled"))
     return AgentView(
         **row,
+        plugins=summarize_plugins(plugins) if plugins else None,
         is_silent=not row["has_ended"] and now_ns - row["last_seen_ns"] > SILENT_NS,
         missing=tuple(f"no readings from {name} on {row['host']} since {timestamp(ns)} UTC" for name, ns in stalled),
         last_seen_at=show_timestamp(row["last_seen_ns"]),

@@ -75,6 +75,13 @@ def read_details(requests: Sequence[DetailRequest], now_ns: int) -> list[RankDet
     return [read for request in alive if (read := _read_detail(request))]
 
 
+def allowed_level(requests: Sequence[DetailRequest], job: str, attempt: int) -> int:
+    """Return the most that a job may record because of what it pays; the server decides for all of its ranks."""
+    ours = (request.details for request in requests if request.kind == "lower")
+    levels = (_LEVELS.get(str(of["level"])) for of in ours if (of.get("job"), of.get("attempt")) == (job, attempt))
+    return min((level for level in levels if level is not None), default=wire.TRACE)
+
+
 class MinutesRequests:
     """Hands out each detail request for the last minutes once, however often it is repeated."""
 

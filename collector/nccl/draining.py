@@ -8,6 +8,7 @@ reached meanwhile. Cost: the bytes of the new records, and a handful of array op
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +84,7 @@ class Records:
     slots: Slots
     missed: int = 0  # those that nobody will see
     most_comms: int = wire.NO_COMM  # as many communicators the file has room for
+    until_ticks: int | None = None  # what was written later is left for the next time; None: all was read
 
     @property
     def lost(self) -> int:
@@ -106,24 +108,38 @@ class Cursor:
     waited: int = 0  # records before this one were begun when we looked last
 
 
-def drain(file: ForeignFile, layout: Layout, rings: Table, cursors: list[Cursor]) -> tuple[Records, list[Cursor]]:
-    """Return what is new in all rings, of which the table was just read, and where to go on."""
+def drain(
+    file: ForeignFile, layout: Layout, rings: Table, cursors: list[Cursor], share: float = 1.0
+) -> tuple[Records, list[Cursor]]:
+    """Return what is new in all rings, of which the table was just read, and where to go on.
+
+    Of each ring the oldest records are read, `share` of all that are new; then all rings end at the same time.
+    """
+    copies = [
+        _copy_new(_Ring(file, layout, number), head, cursors[number], share)
+        for number, head in enumerate(rings["head"].tolist())
+        if head != cursors[number].following
+    ]
+    until_ticks = min((int(_written_ticks(copy.slots).max()) for copy in copies if copy.is_cut), default=None)
     following, pieces, lost = list(cursors), [_NO_SLOTS], 0
-    for number, head in enumerate(rings["head"].tolist()):
-        if head != cursors[number].following:
-            slots, following[number], missed = _drain_ring(_Ring(file, layout, number), head, cursors[number])
-            pieces.append(slots)
-            lost += missed
+    for copy in copies:
+        slots, following[copy.number], missed = _settle(copy, layout.ring_records, until_ticks)
+        pieces.append(slots)
+        lost += missed
     slots = pieces[1] if len(pieces) == 2 else np.concatenate(pieces)
-    return Records(slots, lost, layout.comms.count), following
+    return Records(slots, lost, layout.comms.count, until_ticks), following
+
+
+RELEARNT = 1 << 18  # records before the cursors of a file, 16 MiB: seconds of busy threads
 
 
 def read_before(file: ForeignFile, layout: Layout, cursors: list[Cursor]) -> Records:
-    """Return what stands before the cursors and has not been overwritten; nothing of it counts as lost."""
+    """Return what stands shortly before the cursors and has not been overwritten; nothing of it counts as lost."""
     count, pieces = layout.ring_records, [_NO_SLOTS]
+    most = RELEARNT // max(sum(cursor.following > 0 for cursor in cursors), 1)
     for number, cursor in enumerate(cursors):
         ring = _Ring(file, layout, number)
-        first = max(_first_untouched(ring, 0), 0)
+        first = max(_first_untouched(ring, 0), cursor.following - most, 0)
         if first < cursor.following <= first + count:
             slots = ring.copy(first, cursor.following)
             safe = min(max(first, _first_untouched(ring, 0)), cursor.following)
@@ -157,18 +173,59 @@ class _Ring:
         return records.read(self.file, first, count).view(np.uint8).reshape(count, records.element.itemsize)
 
 
-def _drain_ring(ring: _Ring, head: int, cursor: Cursor) -> tuple[Slots, Cursor, int]:
-    """Return what is new, where to go on, and how many records are gone."""
+@dataclass(frozen=True)
+class _Copy:
+    """What was copied of one ring, from record `first` on; what the writer had reached is left out."""
+
+    number: int
+    cursor: Cursor
+    first: int
+    slots: Slots
+    head: int  # records before this one are there
+    is_cut: bool = False  # whether more than was copied is there
+
+
+def _copy_new(ring: _Ring, head: int, cursor: Cursor, share: float) -> _Copy:
     count = ring.layout.ring_records
     if head // count + 1 >= wire.BUSY:  # no stamp is so large: no writer lives that long, and our sums stay small
         raise ring.file.bad(f"says that ring {ring.number} has seen {head} records")
     if head < cursor.following:  # it went back, which only a forged one does
-        return _NO_SLOTS, cursor, 1
+        return _Copy(ring.number, cursor, cursor.following, _NO_SLOTS, head)
     first = max(cursor.following, head - count)
-    slots = ring.copy(first, head)
-    safe = min(max(first, _first_untouched(ring, head)), head)
-    kept, passed = _select(slots[safe - first :], safe, count, cursor.waited)
-    return kept, Cursor(safe + passed, waited=head), safe - cursor.following + passed - len(kept)
+    end = first + ceil((head - first) * share)
+    slots = ring.copy(first, end)
+    safe = min(max(first, _first_untouched(ring, head)), end)
+    return _Copy(ring.number, cursor, safe, slots[safe - first :], head, is_cut=safe < end < head)
+
+
+def _settle(copy: _Copy, count: int, until_ticks: int | None) -> tuple[Slots, Cursor, int]:
+    """Return what is new, where to go on, and how many records are gone."""
+    if copy.head < copy.cursor.following:
+        return _NO_SLOTS, copy.cursor, 1
+    slots, end = copy.slots, copy.head
+    if until_ticks is not None:
+        is_later = _written_ticks(slots) > until_ticks
+        slots = slots[: np.argmax(is_later)] if is_later.any() else slots
+        end = copy.first + len(slots)
+    kept, passed = _select(slots, copy.first, count, copy.cursor.waited)
+    gone = copy.first - copy.cursor.following + passed - len(kept)
+    return kept, Cursor(copy.first + passed, waited=end), gone
+
+
+def _written_ticks(slots: Slots) -> NDArray[np.uint64]:
+    """Return when each record was written; of a kind that nobody knows, 0."""
+    whole = np.ascontiguousarray(slots).reshape(-1)
+    kinds, seen = whole.view(wire.RECORD)["kind"], {name: whole.view(each) for name, (_, each) in KINDS.items()}
+    moved, steps = seen["transfers"], seen["steps"]
+    ticks = {
+        "enqueued": seen["enqueued"]["ticks"],
+        "transfers": moved["first_ticks"] + wire.unpack_duration(moved["duration"]),
+        "kernels": seen["kernels"]["stop_ticks"],
+        "steps": steps["posted_ticks"] + wire.unpack_duration(steps["marks"][:, 2]),
+        "callbacks": seen["callbacks"]["ticks"],
+    }
+    written: NDArray[np.uint64] = np.select([kinds == kind for kind, _ in KINDS.values()], [*ticks.values()])
+    return written
 
 
 def _first_untouched(ring: _Ring, head: int) -> int:

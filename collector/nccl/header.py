@@ -87,7 +87,8 @@ def _nccl_version(code: int) -> str | None:
     return f"{major}.{rest // 100}.{rest % 100}" if code else None
 
 
-MAX_SECTION_BYTES = 64 << 20  # what one read may take of our memory; the plugin makes no file larger than this
+MAX_SECTION_BYTES = 64 << 20  # what one read may take of our memory
+MAX_RECORDS_BYTES = 256 << 20  # the plugin makes no file larger than this, and nobody reads all of it at once
 MAX_STRIDE = wire.PAGE
 MIN_RING_RECORDS = 256  # with fewer, the records that may be overwritten while we read would be most of them
 
@@ -100,7 +101,7 @@ _LIMITS = {
     "comms": (wire.COMM, 1, wire.NO_COMM),  # records have 16 bits for it
     "rows": (wire.ROW, 1, 1 << 20),
     "rings": (wire.RING, 1, 1024),
-    "records": (wire.RECORD, MIN_RING_RECORDS, 1 << 20),
+    "records": (wire.RECORD, MIN_RING_RECORDS, 1 << 22),
     "operations": (wire.OPERATION, 1, 1 << 16),  # handles have 16 bits for the slot
     "transfers": (wire.TRANSFER, 1, 1 << 16),
 }
@@ -175,7 +176,8 @@ def _check_section(file: ForeignFile, name: str, claim: np.void, file_bytes: int
     section = Section(offset, count, stride, element)
     if not fewest <= count <= most:
         raise file.bad(f"has {count} {name}, not {fewest} to {most}")
-    if not element.itemsize <= stride <= MAX_STRIDE or count * stride > MAX_SECTION_BYTES:
+    most_bytes = MAX_RECORDS_BYTES if name == "records" and stride <= 2 * element.itemsize else MAX_SECTION_BYTES
+    if not element.itemsize <= stride <= MAX_STRIDE or count * stride > most_bytes:
         raise file.bad(f"has {count} {name} of {stride} bytes each")
     if offset < wire.PAGE or section.end > file_bytes or offset % 8 or stride % 8:
         raise file.bad(f"has its {name} at {offset} to {section.end} of {file_bytes} bytes")

@@ -224,6 +224,7 @@ class HostAggregator:
             enqueued, members = pick(enqueued, found), pick(members, found)
             whose, enqueue_ns = whose[found], enqueue_ns[found]
         new = add_part_bytes(learn_operations(enqueued, members, enqueue_ns, joint.origins[whose]))
+        self._lose(untimed=_count((new["flags"] & wire.FLAG_UNTIMED) != 0))
         new["kept"] = (lot_of(new) < share) != self._keeps_rest
         written_ns = self._known["written_ns"]
         is_of_use = (written_ns == NEVER_NS) | (written_ns + _REMEMBERED_NS >= now_ns)

@@ -25,12 +25,17 @@ from collector.nccl.snapshot import Reading, Snapshot, take_reading
 from lockstep import wire
 from lockstep.clock import NS_PER_S
 from lockstep.errors import BadRing, RingNotReady
+from lockstep.records import LoweredBy, PluginHealth, PluginLevel
 
 _log = structlog.get_logger("nccl_rings")
 
 # What hostile numbers may still lead to, once they are past the reader's checks: the fault of one file only.
 FILE_FAULTS = (BadRing, ArithmeticError, ValueError, LookupError, pa.ArrowException)
-_LEVELS = {"off": wire.OFF, "operations": wire.OPERATIONS, "transfers": wire.TRANSFERS, "steps": wire.STEPS}
+_LEVELS: tuple[PluginLevel, ...] = ("off", "operations", "transfers", "steps", "trace")
+_LOWERED: tuple[LoweredBy, ...] = ("no", "callbacks", "job")
+# How many processes of the job a launcher has started on this host: torchrun, Open MPI, MPICH, Slurm.
+_LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
+_MOST = (1 << 63) - 1  # of what a file may claim
 _USUAL_SHARE = 0.01  # the plugin's own
 _QUIET_EVERY = 10  # readings: how often a row that has not changed is sent, where there are many
 _FEW_ROWS = 64  # up to so many are sent every time
@@ -49,10 +54,12 @@ class FollowedProcess:
         self.usual_times = UsualTimes()
         self._usual = usual_detail(ring, owner.environment)
         self._asked = self._usual
+        self._allowed = wire.TRACE  # the most that it records unless somebody asks for more
         self._sampled = self._usual.share
         self._is_fixed = bool(owner.environment.get("LOCKSTEP_SAMPLE"))
         self._counted: tuple[int, int] | None = None  # operations so far, and when
         self._cost_ns = 0
+        self._missed = 0  # records that were overwritten before they were read
         self._shows = 0
         self._shown: dict[int, tuple[int, ...]] = {}  # rows of the live table as they were sent last
 
@@ -63,16 +70,17 @@ class FollowedProcess:
         snapshot, _ = self.aggregator.snapshot(reading)
         self.aggregator.host.relearn(snapshot, memory.aggregator)
 
-    def read(self) -> tuple[Snapshot, pa.Table]:
-        """Return what is new, and rows of communicators.
+    def read(self, most: int) -> tuple[Snapshot, pa.Table]:
+        """Return what is new, about so many records at most, and rows of communicators.
 
-        Once the lock is gone nothing more is written, so what is read then is all.
+        Once the lock is gone nothing more is written, so what is read then is all, unless it is a part.
         """
         holder = self.ring.owner()
         if holder not in (None, self.owner.pid):
             raise BadRing(f"is held by process {holder}, and was by process {self.owner.pid}", file=self.ring.name)
-        self.is_over = holder is None
-        self.reading = take_reading(self.ring)
+        self.reading = take_reading(self.ring, most)
+        self.is_over = holder is None and self.reading.records.until_ticks is None
+        self._missed += self.reading.records.missed
         return self.aggregator.snapshot(self.reading, is_last=self.is_over, died=self.is_over)
 
     def show(self, reading: Reading, now_ns: int) -> Snapshot:
@@ -101,15 +109,19 @@ class FollowedProcess:
         """Have some operations a second recorded by steps, however few there are, unless its owner said how many."""
         counted, self._counted = self._counted, (operations, now_ns)
         usual = self._usual
-        if counted is None or self._is_fixed or not usual.share or usual.level < wire.STEPS:
+        if counted is None or self._is_fixed or not usual.share or min(usual.level, self._allowed) < wire.STEPS:
             return
         if int(self.ring.status()["lowered"]) == wire.NOT_LOWERED:
             per_s = (operations - counted[0]) * NS_PER_S / max(now_ns - counted[1], 1)
             self._sampled = sampled_share(self._sampled, per_s, usual.share)
 
-    def ask(self, requests: list[RankDetail]) -> None:
-        """Ask for what is requested; when nothing is requested any more, for what it does by itself."""
-        usual = replace(self._usual, share=self._sampled)
+    def ask(self, requests: list[RankDetail], allowed: int = wire.TRACE) -> None:
+        """Ask for what is requested; when nothing is requested any more, for what it does by itself.
+
+        `allowed` is the most that its job may pay for; it stays, since what was too dear will be so again.
+        """
+        self._allowed = min(self._allowed, allowed)
+        usual = Detail(min(self._usual.level, self._allowed), self._sampled)
         wanted = wanted_detail(requests, usual, self.origin.job, self.ring.identity.world_rank)
         if wanted == self._asked:
             return
@@ -134,6 +146,29 @@ class FollowedProcess:
             self._cost_ns = int(self.reading.clock.duration_ns(self.ring.callback_ticks()))
         return min(max(self._cost_ns - before, 0), elapsed_ns * len(self.ring.position))
 
+    def health(self, now_ns: int) -> PluginHealth:
+        """Return how its plugin does, as the file says."""
+        status, identity = self.ring.status(), self.ring.identity
+        is_measured = bool(status["paid_pairs"])
+        return PluginHealth(
+            host=self.origin.host,
+            job=self.origin.job,
+            attempt=self.origin.attempt,
+            pid=self.owner.pid,
+            world_rank=identity.world_rank,
+            local_ranks=_local_ranks(self.owner.environment),
+            ts_ns=now_ns,
+            version=identity.plugin_version,
+            level=_LEVELS[status["level"]],
+            lowered="job" if status["level"] <= self._allowed < self._usual.level else _LOWERED[status["lowered"]],
+            dear=bool(status["dear"]),
+            paid_ppm=int(status["paid_ppm"]) if is_measured else None,
+            paid_error_ppm=int(status["paid_error_ppm"]) if is_measured else None,
+            lost=min(self._missed + int(status["overwritten"]), _MOST),
+            refused_comms=min(int(status["refused_comms"]), _MOST),
+            **{name: int(status[name]) for name in ("budget_ppm", "callback_ppm", "paid_pairs")},
+        )
+
     def close(self) -> None:
         self.aggregator.leave()
         self.ring.close()
@@ -156,6 +191,11 @@ class FollowedProcess:
         return worth
 
 
+def _local_ranks(environment: Environment) -> int | None:
+    values = (environment.get(name) or "" for name in _LOCAL_SIZES)
+    return next((int(value) for value in values if value.isdecimal() and len(value) < 6), None)
+
+
 def usual_detail(ring: RingFile, environment: Environment) -> Detail:
     """Return what a process records by itself: as it does now, unless somebody asked or it was lowered.
 
@@ -164,7 +204,8 @@ def usual_detail(ring: RingFile, environment: Environment) -> Detail:
     status = ring.status()
     if status["stamp"] == 0 and status["lowered"] == wire.NOT_LOWERED:
         return Detail(int(status["level"]), min(int(status["share"]), WHOLE_SHARE))
-    level = _LEVELS.get(environment.get("LOCKSTEP_DETAIL") or "steps", wire.STEPS)
+    asked = environment.get("LOCKSTEP_DETAIL")
+    level = next((level for level in range(wire.TRACE) if _LEVELS[level] == asked), wire.STEPS)
     try:
         share = float(environment.get("LOCKSTEP_SAMPLE") or _USUAL_SHARE)
     except ValueError:

@@ -168,11 +168,14 @@ class RingFile:
         """Return the process that writes, by its number here; 0: it lives but cannot be seen, None: it is gone."""
         return self._file.lock_owner()
 
-    def read_records(self) -> Records:
-        """Return what is new since the last time."""
+    def read_records(self, most: int = 1 << 32) -> Records:
+        """Return what is new since the last time; about so many at most, the oldest."""
         self._rings = self._layout.rings.read(self._file)
-        before = self.position
-        records, self.position = drain(self._file, self._layout, self._rings, before)
+        before, count = self.position, self._layout.ring_records
+        pairs = zip(self._rings["head"].tolist(), before, strict=True)
+        unread = sum(min(max(head - cursor.following, 0), count) for head, cursor in pairs)
+        share = min(most / max(unread, 1), 1.0)
+        records, self.position = drain(self._file, self._layout, self._rings, before, share)
         pairs = zip(self.position, before, strict=True)
         self.fullness = max(new.following - old.following for new, old in pairs) / self._layout.ring_records
         return records

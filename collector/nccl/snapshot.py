@@ -27,10 +27,10 @@ class Reading:
     level: int
 
 
-def take_reading(ring: RingFile) -> Reading:
+def take_reading(ring: RingFile, most: int = 1 << 32) -> Reading:
     """Read everything in the order that `Reading` promises; RingNotReady leaves the records where they are."""
     live, clock, level = ring.live(), ring.clock(), int(ring.status()["level"])
-    records = ring.read_records()
+    records = ring.read_records(most)
     return Reading(ring.identity, clock, ring.communicators(), live, records, level)
 
 
@@ -91,6 +91,7 @@ class Losses:
     sizeless: int = 0  # transfers of which nobody can say what they moved
     unreached: int = 0  # steps that ended without reaching the network
     forgotten: int = 0  # operations dropped because too many were open
+    untimed: int = 0  # operations without begin and end, because the plugin measured what detail costs
 
     def plus(self, **more: int) -> "Losses":
         return Losses(**{name: count + more.get(name, 0) for name, count in asdict(self).items()})

@@ -11,7 +11,7 @@ import pyarrow as pa
 from collector.nccl.aggregator import Aggregator, ForeignJoiner
 from collector.nccl.budget import CROWDED_S, PERIOD_S, URGENT_S, Allowance, Budget, grant, spend, will_crowd
 from collector.nccl.checkpoint import AggregatorState, Checkpoint, FileMemory, decode, encode
-from collector.nccl.detail import KeptDetail, MinutesRequests, Replay, read_details
+from collector.nccl.detail import KeptDetail, MinutesRequests, Replay, allowed_level, read_details
 from collector.nccl.host_aggregator import DELAY_NS, HostAggregator
 from collector.nccl.ledger import Ledger
 from collector.nccl.processes import FILE_FAULTS, FollowedProcess, RingIntake
@@ -23,6 +23,7 @@ from lockstep import wire
 from lockstep.batches import DetailRequest
 from lockstep.clock import NS_PER_S
 from lockstep.errors import NotPresent, RingNotReady
+from lockstep.records import PluginHealth
 from lockstep.supervision import REPORT_DIRECTORIES
 
 KEPT_BYTES = 32 << 20  # of the last minutes, packed; with Arrow and the rest the collector stays below 150 MB
@@ -32,7 +33,11 @@ HOLD_NS = 10 * NS_PER_S
 _SETTLED_NS = DELAY_NS + NS_PER_S // 10
 _SOONEST_NS = int(0.9 * NS_PER_S)  # after a reading; what is asked for earlier is a look at what is overdue
 _REPLAY_PART = 0.5  # of the budget for detail requests, while there are any
-_LOST_ROWS = ("overwritten", "unknown_comm", "orphans", "forgotten")  # what is lost in no rows and in no statistics
+MOST_RECORDS = 1 << 17  # of one reading, 8 MiB in even parts: who was away for long catches up reading by reading
+_BEHIND_NS = 300 * NS_PER_S  # a file that says that it is further behind does not hold back the others
+_LOST_ROWS = ("overwritten", "unknown_comm", "orphans", "forgotten", "untimed")  # in no rows and in no statistics
+_NOT_ROWS = ("untimed",)  # they have their rows, without times, because the plugin measured what it costs
+_HEALTH_NS = 10 * NS_PER_S  # between two rows that tell how a plugin does
 
 
 class NcclRingsSource:
@@ -61,9 +66,12 @@ class NcclRingsSource:
         self._minutes, self._replays = MinutesRequests(), list[Replay]()
         self._joiner = ForeignJoiner()
         self._read_ns: int | None = None
+        self._until_ns = 0  # records up to then have been read
         self._watermark_ns = 0
         self._is_crowded = False
-        self._counted = 0  # what was lost, up to the last reading
+        self._counted: dict[str, int] = {}  # what was lost, up to the last reading
+        self._plugins: list[PluginHealth] = []
+        self._told_ns = 0  # when rows said how plugins do
         self._folded = 0  # rows that were only counted, up to the last reading
         self._checkpoint: bytes | None = None
         self._tables: dict[str, list[pa.Table]] = defaultdict(list)
@@ -88,14 +96,18 @@ class NcclRingsSource:
             return Reading(self._gathered(), self._watermark_ns, plugin_cost_ns=cost_ns, checkpoint=self._checkpoint)
         elapsed_ns = min(now_ns - self._read_ns, 60 * NS_PER_S) if self._read_ns else NS_PER_S
         self._read_ns = now_ns
-        dropped, folded, cost_ns = self._read_all(now_ns, requests, max(elapsed_ns, 0))
+        folded, cost_ns = self._read_all(now_ns, requests, max(elapsed_ns, 0))
+        lost = self._lost()
         self._advance_watermark(now_ns)
-        self._checkpoint = self._remember(now_ns)
-        self._is_crowded = will_crowd((process.ring.fullness for process in self._processes), elapsed_ns)
+        self._checkpoint = self._remember()
+        filled = (process.ring.fullness for process in self._processes)
+        self._is_crowded = self._until_ns < now_ns or will_crowd(filled, elapsed_ns)
         return Reading(
             tables=self._gathered(),
             watermark_ns=self._watermark_ns,
-            dropped=dropped,
+            dropped=sum(count for reason, count in lost.items() if reason not in _NOT_ROWS),
+            lost=lost,
+            plugins=self._plugins,
             folded=folded,
             plugin_cost_ns=cost_ns,
             is_urgent=True,
@@ -118,56 +130,56 @@ class NcclRingsSource:
         self._processes = []
         self._intake.close()
 
-    def _read_all(
-        self, now_ns: int, requests: Sequence[DetailRequest], elapsed_ns: int
-    ) -> tuple[int, int, int | None]:
-        """Read, fold and count; return what was lost, what was only counted, and what the plugins cost."""
+    def _read_all(self, now_ns: int, requests: Sequence[DetailRequest], elapsed_ns: int) -> tuple[int, int | None]:
+        """Read, fold and count; return what was only counted, and what the plugins cost."""
         self._processes += self._intake.scan(now_ns, self._processes, self._aggregator)
         self._refuse(self._intake.refusals, now_ns)
         details = read_details(requests, now_ns)
         for process in self._processes:
-            process.ask(details)
+            process.ask(details, allowed_level(requests, process.origin.job, process.origin.attempt))
         snapshots = self._read_snapshots(now_ns)
+        self._until_ns = _read_until_ns([snapshot.reading for _, snapshot in snapshots], now_ns)
         rows = sum(_complete_rows(snapshot.reading) for _, snapshot in snapshots)
         self._allowance = grant(self._allowance, now_ns, rows)
         self._fold(snapshots, now_ns)
         self._allowance = spend(self._allowance, self._rows())
         self._replay(requests, now_ns)
         costs = [process.growth(elapsed_ns) for process in self._processes]
+        self._tell_health(now_ns)
         self._let_go(now_ns)
         folded, self._folded = self._ledger.left_out - self._folded, self._ledger.left_out
-        return self._lost(), folded, sum(costs) if costs else None
+        return folded, sum(costs) if costs else None
 
     def _read_snapshots(self, now_ns: int) -> list[tuple[FollowedProcess, Snapshot]]:
-        snapshots = []
+        snapshots, most = [], MOST_RECORDS // max(len(self._processes), 1)
         for process in list(self._processes):
             with self._watching(process, now_ns):
-                snapshot, comms = process.read()
+                snapshot, comms = process.read(most)
                 self._take({"comms": comms})
                 snapshots.append((process, snapshot))
         return snapshots
 
     def _fold(self, snapshots: Sequence[tuple[FollowedProcess, Snapshot]], now_ns: int) -> None:
-        share = self._allowance.share
+        share, until_ns = self._allowance.share, self._until_ns
         self._fold_together(snapshots, now_ns, share)
         usual, shown = mean_times(self._aggregator.written), list[Snapshot]()
         for process, snapshot in snapshots:
             with self._watching(process, now_ns):
                 process.usual_times.learn(usual.get(snapshot.member.origin, ()))
                 shown.append(process.show(snapshot.reading, now_ns))
-                self._kept.keep(process.kept, snapshot.reading, now_ns, share, process.is_over)
+                self._kept.keep(process.kept, snapshot.reading, until_ns, share, process.is_over)
         owners = [(each.aggregator, each.ring.identity) for each, _ in snapshots if each in self._processes]
-        self._joiner.join(self._aggregator.foreign, owners, now_ns)
+        self._joiner.join(self._aggregator.foreign, owners, until_ns)
         if shown:
             progress = self._aggregator.measure_progress(shown, now_ns)
             self._take({"progress": progress_rows(progress, self._ledger.origins)})
         self._take(self._ledger.rows())
-        self._take(self._ledger.seconds.close(now_ns - _SETTLED_NS))
+        self._take(self._ledger.seconds.close(until_ns - _SETTLED_NS))
 
     def _fold_together(self, snapshots: Sequence[tuple[FollowedProcess, Snapshot]], now_ns: int, share: int) -> None:
         """Fold, or find out who cannot be folded and begin again without: what all have in common is half done."""
         try:
-            self._aggregator.fold([snapshot for _, snapshot in snapshots], now_ns, share)
+            self._aggregator.fold([snapshot for _, snapshot in snapshots], self._until_ns, share)
         except FILE_FAULTS:
             for process, snapshot in snapshots:
                 with self._watching(process, now_ns):
@@ -182,7 +194,7 @@ class NcclRingsSource:
             process.close()
         self._processes, self._ledger = [], Ledger()
         self._aggregator = HostAggregator(self._ledger)
-        self._counted, self._folded = self._joiner.lost, 0
+        self._counted, self._folded = {"foreign": self._joiner.lost}, 0
         self.resume(self._checkpoint or b"")
 
     @contextmanager
@@ -223,26 +235,38 @@ class NcclRingsSource:
             self._intake.settle(process.file, now_ns, is_over=True)
             process.close()
 
-    def _lost(self) -> int:
-        """Return how much is neither in rows nor in statistics, since the last time."""
-        besides = self._joiner.lost + self._ledger.seconds.forgotten + self._ledger.sizeless
-        before, self._counted = self._counted, sum(self._aggregator.lost[name] for name in _LOST_ROWS) + besides
-        return self._counted - before
+    def _tell_health(self, now_ns: int) -> None:
+        """Say how the plugins do when one records more or less than before, and every now and then."""
+        before, self._plugins = _levels_of(self._plugins), []
+        for process in list(self._processes):
+            with self._watching(process, now_ns):
+                self._plugins.append(process.health(now_ns))
+        if _levels_of(self._plugins) != before or now_ns - self._told_ns >= _HEALTH_NS:
+            self._told_ns = now_ns
+            self._take(tables_of(plugins=self._plugins))
+
+    def _lost(self) -> dict[str, int]:
+        """Return by reason how much is neither in rows nor in statistics, since the last time."""
+        counted = {name: self._aggregator.lost[name] for name in _LOST_ROWS}
+        counted |= {"foreign": self._joiner.lost, "waiting": self._ledger.seconds.forgotten}
+        counted["sizeless"] = self._ledger.sizeless
+        before, self._counted = self._counted, counted
+        return {name: count - before.get(name, 0) for name, count in counted.items() if count > before.get(name, 0)}
 
     def _advance_watermark(self, now_ns: int) -> None:
         """Promise that nothing older comes: neither seconds that are open nor operations, unless they take long."""
         is_overdue = any(process.overdue.rows for process in self._processes)
         pending = None if is_overdue else self._aggregator.oldest_pending_ns
-        settled_ns = min(now_ns - _SETTLED_NS, self._ledger.seconds.since_ns or now_ns)
+        settled_ns = min(self._until_ns - _SETTLED_NS, self._ledger.seconds.since_ns or now_ns)
         settled_ns = settled_ns if pending is None else min(settled_ns, pending)
         before_ns = self._watermark_ns if self._watermark_ns <= now_ns else 0  # unless the clock was set back
-        self._watermark_ns = max(settled_ns, now_ns - HOLD_NS, before_ns, 0)
+        self._watermark_ns = max(settled_ns, self._until_ns - HOLD_NS, before_ns, 0)
 
-    def _remember(self, now_ns: int) -> bytes:
-        share, files = self._allowance.share, {}
-        states = self._aggregator.states(now_ns, share)
+    def _remember(self) -> bytes:
+        share, until_ns, files = self._allowance.share, self._until_ns, {}
+        states = self._aggregator.states(until_ns, share)
         for process in self._processes:
-            ring, state = process.ring, states.get(process.aggregator.member.origin, AggregatorState(now_ns, share))
+            ring, state = process.ring, states.get(process.aggregator.member.origin, AggregatorState(until_ns, share))
             memory = FileMemory(ring.uid, process.origin, ring.position, state)
             files[*ring.inode, ring.identity.created_ns] = memory
         return encode(Checkpoint(self._ledger.seconds.since_ns, share, files))
@@ -261,6 +285,17 @@ class NcclRingsSource:
 
     def _gathered(self) -> dict[str, pa.Table]:
         return {name: pa.concat_tables(pieces) for name, pieces in self._tables.items() if pieces}
+
+
+def _levels_of(plugins: Sequence[PluginHealth]) -> list[tuple[int, str, bool]]:
+    return [(each.pid, each.level, each.dear) for each in plugins]
+
+
+def _read_until_ns(readings: Sequence[RingReading], now_ns: int) -> int:
+    """Return up to when all records have been read: now, unless there were too many for one reading."""
+    cut = ((reading.clock, reading.records.until_ticks) for reading in readings)
+    until_ns = [int(clock.to_unix_ns(ticks)) for clock, ticks in cut if ticks is not None]
+    return max(min([*until_ns, now_ns]), now_ns - _BEHIND_NS)
 
 
 def _complete_rows(reading: RingReading) -> int:

@@ -1,14 +1,14 @@
 """What a source is: something on this host that can be read again and again; and how it reports events."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from lockstep.arrow import rows_of
 from lockstep.batches import DetailRequest
-from lockstep.records import Event, HostRecord
+from lockstep.records import Event, HostRecord, PluginHealth
 from lockstep.tables import TABLE_BY_NAME
 
 
@@ -19,8 +19,10 @@ class Reading:
     tables: Mapping[str, pa.Table]
     watermark_ns: int  # rows older than this will not come any more
     dropped: int = 0  # rows that this source knows were lost since its last reading
+    lost: Mapping[str, int] = field(default_factory=dict)  # the same by reason, and what is no row but was not seen
     folded: int = 0  # rows that were folded into statistics rather than sent, since the last reading
     plugin_cost_ns: int | None = None  # what the plugin has cost the host's jobs since the last reading
+    plugins: Sequence[PluginHealth] | None = None  # how those of the host's ranks do; None: as they did
     is_urgent: bool = False  # somebody waits for it: the batch is packed at once, not when it is time
     checkpoint: bytes | None = None  # what `resume` needs to go on behind this reading; saved with its rows
 

@@ -26,6 +26,7 @@ DEFAULT_RETENTION_DAYS: dict[str, int] = {
     "op_stats": 30,
     "transfer_stats": 30,
     "agents": 30,
+    "plugins": 30,
     "clocks": 30,
     "nic_counters": 90,
     "fabric_counters": 90,

@@ -42,7 +42,7 @@ static void live(const struct scenario *scenario, int version, const char *direc
         unsetenv(foreign_variables[i]);
     setenv("LOCKSTEP_RING_DIR", directory, 1);
     setenv("LOCKSTEP_SAMPLE", "1", 1);
-    setenv("LOCKSTEP_RING_MIB", "6", 1); /* seven rings, one of them shared, and quicker to touch than the usual 18 */
+    setenv("LOCKSTEP_RING_MIB", "6", 1); /* six rings, one of them shared, and quicker to touch than the usual 64 MiB */
     setenv("LOCKSTEP_BUDGET", "0", 1); /* what is seen shall not depend on how fast this machine is */
     alarm(HANGS_AFTER_S);
     scenario->play(version);

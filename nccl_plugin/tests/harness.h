@@ -138,7 +138,8 @@ const struct wire_row *row_at(const struct ringfile *file, unsigned place);
 const struct wire_record *record_at(const struct ringfile *file, unsigned ring, uint64_t number);
 const struct wire_operation *operation_at(const struct ringfile *file, uint64_t place);
 const struct wire_transfer *transfer_at(const struct ringfile *file, uint64_t place);
-uint64_t oldest_number(const struct wire_ring *ring); /* of the records that it still holds */
+uint64_t ring_records(const struct ringfile *file);
+uint64_t oldest_number(const struct ringfile *file, unsigned ring); /* of the records that it still holds */
 const struct wire_operation *operation_of(const struct ringfile *file, const void *handle);
 const struct wire_transfer *transfer_of(const struct ringfile *file, const void *handle);
 

@@ -28,7 +28,8 @@ static void check_header(const struct ringfile *file)
     check_section(file, &header->comms, WIRE_COMMS, sizeof(struct wire_comm));
     check_section(file, &header->rows, WIRE_ROWS, sizeof(struct wire_row));
     check_section(file, &header->rings, rings, sizeof(struct wire_ring));
-    check_section(file, &header->records, rings * WIRE_RING_RECORDS, sizeof(struct wire_record));
+    check_section(file, &header->records, rings * (uint32_t)ring_records(file), sizeof(struct wire_record));
+    CHECK(ring_records(file) >= WIRE_RING_RECORDS);
     check_section(file, &header->operations, rings * WIRE_RING_OPERATIONS, sizeof(struct wire_operation));
     check_section(file, &header->transfers, rings * WIRE_RING_TRANSFERS, sizeof(struct wire_transfer));
 }
@@ -39,14 +40,14 @@ static void check_ring(const struct ringfile *file, unsigned number)
     const struct wire_ring *ring = ring_at(file, number);
     uint64_t missing = 0;
 
-    for (uint64_t at = oldest_number(ring); at < ring->head; at++) {
+    for (uint64_t at = oldest_number(file, number); at < ring->head; at++) {
         const struct wire_record *record = record_at(file, number, at);
 
-        if (number == 0 && record->stamp != at / WIRE_RING_RECORDS + 1) {
+        if (number == 0 && record->stamp != at / ring_records(file) + 1) {
             missing++;
             continue;
         }
-        EQUAL(record->stamp, at / WIRE_RING_RECORDS + 1);
+        EQUAL(record->stamp, at / ring_records(file) + 1);
         CHECK(record->kind >= WIRE_ENQUEUED && record->kind <= WIRE_CALLBACK);
         CHECK(record->comm < WIRE_COMMS || record->comm == WIRE_NO_COMM);
     }

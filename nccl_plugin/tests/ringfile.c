@@ -112,9 +112,16 @@ const struct wire_row *row_at(const struct ringfile *file, unsigned place)
     return element(file, &header_of(file)->rows, place);
 }
 
+uint64_t ring_records(const struct ringfile *file)
+{
+    return header_of(file)->records.count / header_of(file)->rings.count;
+}
+
 const struct wire_record *record_at(const struct ringfile *file, unsigned ring, uint64_t number)
 {
-    return element(file, &header_of(file)->records, (uint64_t)ring * WIRE_RING_RECORDS + number % WIRE_RING_RECORDS);
+    const uint64_t count = ring_records(file);
+
+    return element(file, &header_of(file)->records, ring * count + number % count);
 }
 
 const struct wire_operation *operation_at(const struct ringfile *file, uint64_t place)
@@ -165,9 +172,11 @@ const struct wire_row *find_row(const struct ringfile *file, uint64_t comm_id, u
     return NULL;
 }
 
-uint64_t oldest_number(const struct wire_ring *ring)
+uint64_t oldest_number(const struct ringfile *file, unsigned ring)
 {
-    return ring->head > WIRE_RING_RECORDS ? ring->head - WIRE_RING_RECORDS : 0;
+    const uint64_t head = ring_at(file, ring)->head;
+
+    return head > ring_records(file) ? head - ring_records(file) : 0;
 }
 
 const struct wire_record *find_record(const struct ringfile *file, unsigned kind, unsigned number)
@@ -175,7 +184,7 @@ const struct wire_record *find_record(const struct ringfile *file, unsigned kind
     unsigned passed = 0;
 
     for (unsigned i = 0; i < header_of(file)->rings.count; i++)
-        for (uint64_t at = oldest_number(ring_at(file, i)); at < ring_at(file, i)->head; at++)
+        for (uint64_t at = oldest_number(file, i); at < ring_at(file, i)->head; at++)
             if (record_at(file, i, at)->kind == kind && passed++ == number)
                 return record_at(file, i, at);
     return NULL;
@@ -186,7 +195,7 @@ unsigned count_records(const struct ringfile *file, unsigned kind)
     unsigned found = 0;
 
     for (unsigned i = 0; i < header_of(file)->rings.count; i++)
-        for (uint64_t at = oldest_number(ring_at(file, i)); at < ring_at(file, i)->head; at++)
+        for (uint64_t at = oldest_number(file, i); at < ring_at(file, i)->head; at++)
             found += record_at(file, i, at)->kind == kind;
     return found;
 }

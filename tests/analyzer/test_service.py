@@ -17,7 +17,7 @@ from collector.nccl.detail import read_details
 from lockstep import wire
 from lockstep.clock import NS_PER_S
 from lockstep.errors import ControlAway, LeaseLost, LockstepError
-from lockstep.records import Agent, Comm, OpStat
+from lockstep.records import Agent, Comm, OpStat, PluginHealth
 from lockstep.state.database import ControlDatabase, open_control
 from lockstep.state.incidents import Analysis, detail_requests_by_host, list_incidents, read_analysis, read_jobs
 from lockstep.state.leases import release_lease, take_lease
@@ -99,13 +99,18 @@ def test_lasting_fault_is_one_incident_that_is_kept_up_to_date(watch: Watch) -> 
 
 
 @pytest.mark.slow
-def test_doubt_about_which_end_of_a_wire_is_slow_becomes_detail_requests_for_probes(watch: Watch) -> None:
+def test_doubt_about_which_end_of_a_wire_is_slow_becomes_requests_for_probes_and_a_dear_job_one_for_less(
+    watch: Watch, embedded_store: Store
+) -> None:
+    dear = rows(make(PluginHealth, job="dear", host="h9", ts_ns=after(3), dear=True))
+    embedded_store.insert(TABLE_BY_NAME["plugins"], dear, token="dear")
     one_way = SICK.model_copy(update={"timeline": (parse_fault(f"at 5 s fail {NIC} tx to 25 %"),)})
     cluster = watch(one_way)
     cluster.run(15)
     (incident,) = cluster.open
     assert NIC in {incident.verdict.component, *incident.verdict.ambiguous_with}
     requests = detail_requests_by_host(cluster.control, cluster.clock.now_ns())
+    assert [(request.kind, request.details["level"]) for request in requests.pop("h9")] == [("lower", "transfers")]
     asked = {(request.kind, request.details["src_nic"]) for found in requests.values() for request in found}
     assert ("probe", "eth2") in asked
     assert "h1" in requests, "through the suspected NIC, to somebody else"

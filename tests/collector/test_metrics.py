@@ -3,11 +3,15 @@
 import socket
 import threading
 import urllib.request
+from unittest.mock import Mock
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from collector.metrics import serve_metrics
+from collector.agent import Health
+from collector.metrics import AgentMetrics, serve_metrics
 from lockstep.errors import NotPresent
+from lockstep.records import PluginHealth
+from tests.builders import make
 from tests.collector.fake_gateway import FakeGateway
 from tests.collector.test_agent import NumberedSource, fail, hang, running
 from tests.testbed.services import free_port
@@ -18,7 +22,7 @@ def scrape(port: int) -> dict[tuple[str, str], float]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LIMIT_S) as answer:
         families = text_string_to_metric_families(answer.read().decode())
     return {
-        (sample.name.removeprefix("lockstep_collector_"), sample.labels.get("source", "")): sample.value
+        (sample.name.removeprefix("lockstep_collector_"), "".join(sample.labels.values())): sample.value
         for family in families
         for sample in family.samples
     }
@@ -48,6 +52,24 @@ def test_every_source_and_the_path_out_are_accounted_for() -> None:
     assert found["sent_batches_total", ""] >= 2
     assert found["sent_bytes_total", ""] > 0
     assert found["process_resident_memory_bytes", ""] > 0
+
+
+def test_losses_are_one_metric_by_reason_and_plugins_are_told_by_their_worst() -> None:
+    ranks = [make(PluginHealth, pid=pid, local_ranks=4, callback_ppm=pid) for pid in (1, 2)]
+    ranks.append(make(PluginHealth, pid=3, local_ranks=4, level="operations", lowered="job", lost=7))
+    agent = Mock(followers=[Mock(health=Health(plugins=ranks))], lost={"overwritten": 3, "untimed": 32})
+    agent.configure_mock(waiting_bytes=0, dropped_rows=3)
+    agent.shipper.configure_mock(is_away=False, sent=0, sent_bytes=0, failures=0)
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in AgentMetrics(agent, HastyClock()).collect()
+        for sample in family.samples
+    }
+    assert found["lockstep_collector_lost_total", "overwritten"] == 3
+    assert found["lockstep_collector_lost_total", "untimed"] == 32
+    assert (found["lockstep_plugin_ranks", "steps"], found["lockstep_plugin_ranks", "operations"]) == (2, 1)
+    plain = {name[0].removeprefix("lockstep_plugin_"): value for name, value in found.items() if len(name) == 1}
+    assert (plain["silent"], plain["lowered"], plain["lost_records"]) == (1, 1, 7)
 
 
 def test_port_that_is_taken_does_not_stop_the_agent() -> None:

@@ -1,13 +1,15 @@
 """The queue is bounded, keeps its order, and counts what it had to drop."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import closing
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from collector.shipping import Batch, GatewayClient, MemoryQueue
+from collector.shipping import Batch, GatewayClient, MemoryQueue, Shipper
 from collector.store_client import StoreClient, open_client
 from lockstep.batches import DetailRequest, Receipt, encode_batch
 from lockstep.errors import BadInput, DestinationAway, ServerRefused
@@ -185,3 +187,20 @@ class QueueAgainstAList(RuleBasedStateMachine):
 
 
 TestQueueAgainstAList = QueueAgainstAList.TestCase
+
+
+def test_failures_are_repeated_ever_later_and_a_receipt_forgets_them() -> None:
+    queue, stop, waits = MemoryQueue(1 << 20), threading.Event(), list[float]()
+    queue.put(Batch("b1", 1, BODY, rows=1))
+    queue.put(Batch("b1", 2, BODY, rows=1))
+    away = DestinationAway("the gateway does not answer")
+    destination = Mock(send=Mock(side_effect=[*[away] * 5, Receipt(watermark=1), *[away] * 2]))
+
+    def wait(_: threading.Event, timeout_s: float) -> None:
+        waits.append(timeout_s)
+        if len(waits) == 7:
+            stop.set()
+
+    Shipper("h0", queue, destination, Mock(wait=wait)).ship(stop)
+    for waited_s, longest_s in zip(waits, (1, 2, 4, 8, 10, 1, 2), strict=True):
+        assert longest_s / 2 <= waited_s <= longest_s

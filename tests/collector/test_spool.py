@@ -109,6 +109,22 @@ def test_torn_file_is_lost_alone(tmp_path_factory: pytest.TempPathFactory, cut: 
     torn.write_bytes(content[: len(content) - 1 - cut % len(content)])
     with opened(directory) as spool:
         assert drain(spool) == [whole[0], whole[2]]
+        assert spool.dropped_rows >= 1
+
+
+def test_rows_of_a_torn_file_are_counted_and_one_that_has_its_receipt_is_no_loss(tmp_path: Path) -> None:
+    with opened(tmp_path) as spool:
+        for number in (1, 2):
+            spool.put(batch(number, size=300))
+        first = spool.first()
+        assert first is not None
+        spool.remove(first)
+    for file in (*tmp_path.glob("*.batch"), *tmp_path.glob("*.sent")):
+        file.write_bytes(file.read_bytes()[:-1])
+    with opened(tmp_path) as spool:
+        assert (spool.first(), spool.dropped_rows) == (None, first.rows)
+    with opened(tmp_path) as spool:
+        assert spool.dropped_rows == 0, "counted twice"
 
 
 def test_unfinished_file_and_strangers_are_no_batches_and_a_spool_has_one_agent(tmp_path: Path) -> None:

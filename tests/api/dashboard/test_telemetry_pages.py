@@ -15,13 +15,15 @@ from api.views.fabric import FabricView, LinkView, NodeView
 from api.views.matrix import Cells, Lags, Matrix, Seat
 from lockstep.config import Settings
 from lockstep.fabrics import leaf_spine
+from lockstep.records import PluginHealth
 from lockstep.sections import PlannerSettings
 from lockstep.state.fabric import publish_topology
 from lockstep.store.store import Store
 from lockstep.words import lasting
 from tests.api.build import Api, running_api
 from tests.api.dashboard.build import ATTACK, SHOWN, browse
-from tests.api.views.build import load_job
+from tests.api.views.build import heartbeat, load_job, put
+from tests.builders import make
 from tests.planner.checkpoints.build import NOW_NS, OLD_NS, copy_real
 
 
@@ -118,6 +120,12 @@ def test_part_has_its_history_and_pages_without_facts_say_so(pages: Api) -> None
     assert "No outcome is confirmed yet." in text
     assert "<b>1</b><span>incidents with advice</span>" in text
     assert "No agent has reported." in browse(pages, "/agents").text
+    now_ns = pages.parts.clock.now_ns()
+    put(pages.parts.store, [heartbeat("a0", now_ns), heartbeat("a1", now_ns)])
+    put(pages.parts.store, [make(PluginHealth, host="a0", ts_ns=now_ns, callback_ppm=1_200, lost=3)])
+    text = browse(pages, "/agents").text
+    assert "<td>1 steps, 0.12 %, 3 records lost</td>" in text
+    assert "<td>none</td>" in text
 
 
 def test_fabric_is_drawn_with_the_suspect_lit_once_it_is_known(pages: Api) -> None:

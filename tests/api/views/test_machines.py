@@ -13,7 +13,7 @@ from api.views.part_names import check_component, concerns
 from lockstep.errors import BadInput, NotPresent
 from lockstep.execution import NodeOrder, Outcome, PartIdentity
 from lockstep.fabrics import leaf_spine
-from lockstep.records import FabricCounter
+from lockstep.records import FabricCounter, PluginHealth
 from lockstep.sections import PlannerSettings
 from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import give_node_order, save_decisions, save_isolated, save_outcome
@@ -22,7 +22,7 @@ from lockstep.state.incidents import save_incidents
 from lockstep.state.leases import take_lease
 from lockstep.store.store import Store
 from tests.api.views.build import NOW, counters, happening, heartbeat, incident_on, load_job, put, reading
-from tests.builders import SECOND, T0
+from tests.builders import SECOND, T0, make
 from tests.lockstep.state.build import decision
 from tests.lockstep.state.test_executions import isolated
 from tests.planner.checkpoints.build import NOW_NS, OLD_NS, copy_real
@@ -41,6 +41,20 @@ def test_agent_tells_its_version_lag_and_drops_and_old_ones_are_left_out(shared_
     assert [agent.host for agent in list_agents(shared_store, NOW, 2, after=("n0",))] == ["n1", "n2"]
     assert "n3" not in {agent.host for agent in list_agents(shared_store, NOW, 100)}
     assert "n3" in {agent.host for agent in list_agents(shared_store, NOW, 100, since_s=10_000)}
+
+
+def test_agent_tells_how_the_plugins_of_its_ranks_do(shared_store: Store) -> None:
+    rank: dict[str, Any] = {"host": "p0", "local_ranks": 4, "ts_ns": NOW}
+    sound = [make(PluginHealth, **rank, pid=pid) for pid in (1, 2)]
+    rank |= {"level": "transfers", "lowered": "callbacks", "callback_ppm": 6_000, "refused_comms": 2, "lost": 5}
+    old = [make(PluginHealth, **rank | {"ts_ns": NOW - ago * SECOND}, pid=pid) for pid, ago in ((1, 9), (4, 60))]
+    put(shared_store, [*sound, make(PluginHealth, **rank, pid=3), *old])
+    put(shared_store, [heartbeat("p0", NOW)])
+    (agent,) = (agent for agent in list_agents(shared_store, NOW, 100) if agent.host == "p0")
+    assert agent.plugins is not None
+    assert agent.plugins.levels == {"steps": 2, "transfers": 1}
+    troubles = "1 silent, 1 lowered, 2 communicators unseen, 5 records lost"
+    assert agent.plugins.words == f"2 steps, 1 transfers, 0.60 %, {troubles}"
 
 
 def test_gpu_is_shown_with_its_last_reading(shared_store: Store) -> None:

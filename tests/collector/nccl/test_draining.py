@@ -49,6 +49,24 @@ def test_records_come_once_and_in_order_ring_by_ring_also_over_the_edge(path: Pa
             assert (numbers(records), records.lost) == (list(range(begin, begin + count)), 0)
 
 
+def test_too_many_records_are_read_part_by_part_and_rings_end_at_the_same_time(path: Path) -> None:
+    forged = Forged()
+    forged.append(0, 40)
+    forged.append(1, 120)
+    ticks = forged.table("records", wire.ENQUEUED)["ticks"]
+    ticks[:40], ticks[RECORDS : RECORDS + 120] = np.arange(40) * 50, np.arange(120) * 10
+    with open_ring(forged.write(path)) as ring:
+        parts = [ring.read_records(most=80) for _ in range(2)]
+        assert numbers(parts[0]) == [*range(12), *range(60)]  # half of each, up to when the busier one tells all
+        assert parts[0].until_ticks == 590
+        assert parts[1].until_ticks is not None
+        parts += [ring.read_records(most=80), ring.read_records()]
+        assert parts[2].until_ticks is None
+    enqueued = np.concatenate([part.sorted.enqueued for part in parts])
+    assert sorted(enqueued["seq"].tolist()) == sorted([*range(40), *range(120)])
+    assert sum(part.lost for part in parts) == 0
+
+
 @pytest.mark.parametrize("written", [RECORDS, 2 * RECORDS - 1])
 def test_overwritten_records_are_counted(path: Path, written: int) -> None:
     forged = Forged()

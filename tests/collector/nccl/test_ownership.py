@@ -116,7 +116,7 @@ def test_ring_of_its_own_job_is_followed_until_it_turns_bad_and_others_are_refus
         assert [process.owner.pid for process in follower.source._processes] == [ours]
     assert len(follower.refusals()) == 4
     assert "was cut" in follower.refusals()[3]
-    assert set(follower.rows) == {"events"}
+    assert set(follower.rows) == {"events", "plugins"}
 
 
 def test_garbage_and_what_nobody_holds_are_refused_once_hide_nobody_and_are_removed_in_the_end(

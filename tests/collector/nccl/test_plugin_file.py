@@ -47,7 +47,7 @@ class Job:
 
 @pytest.fixture
 def job(program: list[str], tmp_path: Path) -> Iterator[Job]:
-    settings = {"RING_DIR": str(tmp_path), "JOB": "train", "HOST": "node-7"}
+    settings = {"RING_DIR": str(tmp_path), "JOB": "train", "HOST": "node-7", "RING_MIB": "4"}
     settings |= {"NCCL_VERSION": "2.28.9", "KERNEL": "off"}
     environment = {f"LOCKSTEP_{name}": value for name, value in settings.items()} | {"RANK": "3", "WORLD_SIZE": "8"}
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("LOCKSTEP_", "SLURM_"))}

@@ -56,7 +56,7 @@ def test_live_rank_is_folded_and_its_rows_carry_what_the_kernel_says_until_it_is
 ) -> None:
     with (
         following(folder) as follower,
-        recording(plugin_library, folder, **RANK, TORCHELASTIC_RESTART_COUNT="2") as job,
+        recording(plugin_library, folder, **RANK, TORCHELASTIC_RESTART_COUNT="2", LOCAL_WORLD_SIZE="2") as job,
     ):
         eventually(lambda: follower.has("op_stats") and follower.rows.get("transfers"))
         follower.skip(1)
@@ -68,6 +68,14 @@ def test_live_rank_is_folded_and_its_rows_carry_what_the_kernel_says_until_it_is
         assert all(table.schema == schema_of(TABLE_BY_NAME[name]) for name, table in tables.items())
         assert follower.cost_ns is not None
         eventually(lambda: follower.has("comms") and follower.paid_ns > 0)
+        plugin = follower.rows["plugins"][0]
+        assert (plugin["job"], plugin["pid"], plugin["world_rank"], plugin["local_ranks"]) == ("job 7", job.pid, 3, 2)
+        assert (plugin["level"], plugin["lowered"], plugin["paid_ppm"], plugin["lost"]) == (
+            "transfers",
+            "no",
+            None,
+            0,
+        )
         assert follower.refusals() == []
         progress = follower.rows["progress"][-1]
         assert (progress["func"], progress["rank"]) == ("AllReduce", 0)
@@ -154,6 +162,31 @@ def test_detail_is_raised_while_it_is_requested_and_put_back(folder: Path, plugi
         assert before[0] == wire.TRANSFERS
 
 
+def test_job_that_pays_too_much_records_less_for_good_unless_somebody_asks_for_more(
+    folder: Path, plugin_library: Path
+) -> None:
+    def lower(attempt: int) -> DetailRequest:
+        return request("lower", level="operations", attempt=attempt)
+
+    with following(folder) as follower, recording(plugin_library, folder, **RANK):
+        eventually(lambda: follower.has("comms"))
+        follower.has("plugins")
+
+        def is_told(level: str, lowered: str, *requests: DetailRequest) -> bool:
+            follower.skip(1)
+            follower.read(*requests)
+            return (follower.rows["plugins"][-1]["level"], follower.rows["plugins"][-1]["lowered"]) == (
+                level,
+                lowered,
+            )
+
+        assert is_told("transfers", "no", lower(attempt=1)), "another attempt is meant"
+        eventually(lambda: is_told("operations", "job", lower(attempt=0)))
+        assert is_told("operations", "job")
+        eventually(lambda: is_told("steps", "no", request("detail", level="steps")))
+        eventually(lambda: is_told("operations", "job"))
+
+
 def test_rank_with_few_operations_is_sampled_more_often_and_left_as_it_was(
     folder: Path, plugin_library: Path
 ) -> None:
@@ -237,6 +270,29 @@ def test_killed_collector_goes_on_where_it_was(folder: Path, plugin_library: Pat
         each.source.close()
 
 
+def test_collector_that_was_away_catches_up_reading_by_reading_and_loses_nothing(
+    folder: Path, plugin_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("collector.sources.nccl_rings.MOST_RECORDS", 1_000)
+    with (
+        resting(plugin_library, folder, 1_500, LOCKSTEP_RING_MIB="16", **RANK) as job,
+        following(folder, budget=UNLIMITED) as follower,
+    ):
+        follower.read()
+        do_more(job)
+        watermarks, periods_s = [], []
+        for _ in range(12):
+            follower.has("collectives")
+            watermarks.append(follower.watermark_ns)
+            periods_s.append(follower.source.period_s)
+    assert (periods_s[0], periods_s[-1]) == (CROWDED_S, PERIOD_S)
+    assert sorted(row["seq"] for row in follower.rows["collectives"]) == list(range(1_500))
+    assert sum(row["n"] for row in follower.rows["op_stats"]) == 1_500
+    assert sum(row["late_n"] for row in follower.rows["op_stats"]) == 0
+    assert len(follower.rows["transfers"]) == sum(row["n"] for row in follower.rows["transfer_stats"])
+    assert (follower.dropped, watermarks) == (0, sorted(watermarks))
+
+
 def test_file_that_cannot_be_learnt_again_is_refused_and_the_source_goes_on(
     folder: Path, plugin_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,9 +323,8 @@ def test_process_that_cannot_be_folded_with_the_others_is_refused_and_they_lose_
         eventually(lambda: follower.has("op_stats") and len({row["job"] for row in follower.rows["op_stats"]}) == 2)
         tag = tag_of_job(folder, "job 7")
         monkeypatch.setattr("collector.nccl.host_aggregator.lot_of", stumble)
-        follower.skip(1)
         with pytest.raises(OverflowError):
-            follower.read()
+            eventually(lambda: follower.has("nothing"))  # until job 7 has done more
         for _ in range(5):
             follower.has("op_stats")
         other.kill()
