@@ -10,7 +10,7 @@ from lockstep.verdict import Side
 from simulator.network import Network
 from simulator.pairs import Ints
 
-_WAYS: dict[Side | None, int] = {None: 0, "tx": 1, "rx": 2}
+_DIRECTIONS: dict[Side | None, int] = {None: 0, "tx": 1, "rx": 2}
 
 
 def find_twins(part: str, side: Side | None, network: Network, paths: Ints) -> tuple[str, ...]:
@@ -19,7 +19,7 @@ def find_twins(part: str, side: Side | None, network: Network, paths: Ints) -> t
     mine = [crossing for name, crossing in groups if name == part]
     if not mine:
         return ()
-    crossing = mine[_WAYS[side] if len(mine) > 1 else 0]
+    crossing = mine[_DIRECTIONS[side] if len(mine) > 1 else 0]
     if not crossing.any():
         return ()
     same = [name for name, others in groups if name != part and np.array_equal(others, crossing)]
@@ -42,19 +42,19 @@ def _name_pair(network: Network, paths: Ints, crossing: NDArray[np.bool_]) -> li
 
 
 def _links_by_part(network: Network) -> Iterator[tuple[str, list[int]]]:
-    """Yield each part with its directed links: of both ways, then out and in; a switch with all of them only."""
+    """Yield each part with its links of both directions, then out and in; a switch with all of them only."""
     hosts: dict[str, list[int]] = {}
     switches: dict[str, list[int]] = {}
     for number, link in enumerate(network.links):
         (a, port), (b, _) = split_end(link.a), split_end(link.b)
         names = [f"link:{link.a}--{link.b}", *([nic_name(a, port)] if port else [])]  # fabrics name the host first
-        yield from ((name, ways) for name in names for ways in _ways([number]))
+        yield from ((name, links) for name in names for links in _directions([number]))
         (hosts if port else switches).setdefault(a, []).append(number)
         switches.setdefault(b, []).append(number)
-    yield from ((f"host:{name}", ways) for name, numbers in hosts.items() for ways in _ways(numbers))
-    yield from ((f"switch:{name}", _ways(numbers)[0]) for name, numbers in switches.items())
+    yield from ((f"host:{name}", links) for name, numbers in hosts.items() for links in _directions(numbers))
+    yield from ((f"switch:{name}", _directions(numbers)[0]) for name, numbers in switches.items())
 
 
-def _ways(links: list[int]) -> tuple[list[int], list[int], list[int]]:
+def _directions(links: list[int]) -> tuple[list[int], list[int], list[int]]:
     out, back = [2 * link for link in links], [2 * link + 1 for link in links]
     return [*out, *back], out, back
