@@ -101,7 +101,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 def leave_early(api: Api, path: str, headers: dict[str, str]) -> None:
     """Promise a body on a real connection, send the begin of it, and hang up."""
     place = urlsplit(str(api.client.base_url))
-    lines = [f"POST {path} HTTP/1.1", "Host: head", "Content-Length: 100000"]
+    lines = [f"POST {path} HTTP/1.1", "Host: head", "Content-Length: 10000"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     with socket.create_connection((str(place.hostname), place.port or 0)) as connection:
         connection.sendall("\r\n".join([*lines, "", ""]).encode() + b"x" * 1000)
