@@ -298,6 +298,7 @@ def _simulate_world(store: Store, world: World) -> tuple[TopologyIndex, Truth, K
     twins = {
         fault.component: find_twins(fault.component, fault.side, simulation.network, paths)
         for fault in world.scenario.expect
+        if fault.fault_class in ("comm_slow", "comm_hang")  # of who is late, connections say nothing
     }
     facts = Facts(simulation.steps, _healthy_steps(world), simulation.pairs(), simulation.stands_still, twins)
     truth = Truth(_usual_step_s(simulation.steps, world.scenario))
