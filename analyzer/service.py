@@ -1,8 +1,7 @@
-"""The shell around the stages: finds closed windows, looks at them, writes incidents, one analyzer at a time."""
+"""The shell around the stages: finds closed windows, looks at them, writes incidents, one analyzer for each shard."""
 
 import hashlib
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,11 +14,12 @@ from analyzer.hang.facts import HangOptions
 from analyzer.incidents import close_all, resume
 from analyzer.pipeline import Followed, FollowOptions, Outcome, evaluate_window
 from analyzer.plugin_cost import lower_dear_jobs
-from analyzer.windows.jobs import JobSpan, Roster, find_jobs, read_roster
+from analyzer.windows.jobs import JobKey, JobSpan, Roster, choose_followed, find_jobs, read_roster
 from analyzer.windows.silence import HostReport, find_reports, judge_window
 from analyzer.windows.window import EvaluationOptions, Window, plan_evaluations, window_at
 from lockstep.clock import NS_PER_S
 from lockstep.errors import ControlAway, LeaseLost, LockstepError, StoreAway
+from lockstep.shards import ALL_JOBS, Shard
 from lockstep.state.database import ControlDatabase
 from lockstep.state.incidents import (
     Analysis,
@@ -46,15 +46,14 @@ _LOOKBACK_NS = 120 * NS_PER_S  # how far a fresh analyzer goes back to learn wha
 _MOST_BEHIND_NS = 30 * NS_PER_S  # what is due of a job; further back, being reports in time is worth more
 _WEIGH_NS = 10 * NS_PER_S  # as often as ranks say what they cost
 _PAUSE_HOPS = 5  # between two runs: longer, and we were stopped, or too slow
+_BEHIND_HOPS = 1.5  # between two runs: longer, and jobs have more due than can be done
 
 _BUDGET_NS = 2 * NS_PER_S  # of CPU for an evaluation, beside the store: 65,536 ranks take as long
 _LONGEST_REST_NS = 60 * NS_PER_S  # of a job that took more, or could not be evaluated
-_MOST_JOBS_OF_HOST = 64  # that are followed at once: eight GPUs in seven parts each, and some that ended
 _AT_ONCE = 32  # jobs evaluated together, before anybody is asked whether to go on: a second or two
 _OF_ALL = (ControlAway, LeaseLost, StoreAway)  # troubles that are no job's own
 
 Announce = Callable[[Incident], None]
-_JobKey = tuple[str, int]  # job, attempt
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,7 @@ class ServiceOptions:
 
     silence_ns: int = 15 * NS_PER_S
     follow: FollowOptions = field(default_factory=FollowOptions)
+    shard: Shard = ALL_JOBS
 
 
 @dataclass
@@ -103,7 +103,7 @@ class _Backlog:
 
 
 class AnalyzerService:
-    """Follows every job that sends telemetry; `run_once` does what is due and returns."""
+    """Follows every job of its shard that sends telemetry; `run_once` does what is due and returns."""
 
     def __init__(
         self,
@@ -118,9 +118,10 @@ class AnalyzerService:
         self._topology = topology
         self._options = options
         self._announce = announce
-        self._jobs: dict[_JobKey, _Job] = {}
+        self._jobs: dict[JobKey, _Job] = {}
         self._generation: int | None = None
         self._ran_ns: int | None = None
+        self._is_behind = False
         self._attentive_since_ns = 0  # hosts are silent at the earliest some time after this
         self._leaving = threading.Event()
         self._found = 0  # jobs in the last run
@@ -140,8 +141,13 @@ class AnalyzerService:
         if lease.generation != self._generation:
             self._take_over(lease.generation)
         self._note_pause(now_ns)
-        spans = {(span.job, span.attempt): span for span in find_jobs(self._store, now_ns - _LOOKBACK_NS)}
+        shard = self._options.shard
+        found = find_jobs(self._store, now_ns - _LOOKBACK_NS)
+        spans = {(span.job, span.attempt): span for span in found if shard.has(span.job)}
+        skipped = self.skipped
         backlogs = [backlog for backlog in self._plan(spans, now_ns) if backlog.due]
+        if self.skipped > skipped:
+            _log.warning("evaluations skipped, the analysis was behind", skipped=self.skipped - skipped)
         evaluations, failed = 0, list[Exception]()
         while backlogs:
             for first in range(0, len(backlogs), _AT_ONCE):
@@ -151,32 +157,34 @@ class AnalyzerService:
             backlogs = [backlog for backlog in backlogs if backlog.due]
         self._close_ended([key for key in self._jobs if key not in spans], lease, now_ns)
         followed = {key[0]: self._jobs[key].done_until_ns for key in sorted(spans.keys() & self._jobs.keys())}
-        note_jobs(self._control, {job: until_ns for job, until_ns in followed.items() if until_ns is not None})
+        note_jobs(self._control, {job: until_ns for job, until_ns in followed.items() if until_ns is not None}, shard)
         if failed:
             raise failed[0]
-        if now_ns - self._weighed_ns >= _WEIGH_NS:
+        if not shard.index and now_ns - self._weighed_ns >= _WEIGH_NS:  # of all jobs
             self._weighed_ns = now_ns
             add_detail_requests(self._control, *lower_dear_jobs(self._store, now_ns), now_ns=now_ns)
-        note_analysis(self._control, Analysis(now_ns, self.skipped))
+        note_analysis(self._control, Analysis(now_ns, self.skipped), shard)
         if troubled := [f"{key[0]} ({job.trouble})" for key, job in self._jobs.items() if job.trouble]:
             raise LockstepError(f"{len(troubled)} of {len(self._jobs)} jobs cannot be evaluated: {troubled[0]}")
         return evaluations
 
     def _take_over(self, generation: int) -> None:
         """Begin from the open incidents: since we last held the lease, somebody else may have changed them."""
-        found: dict[_JobKey, list[Incident]] = {}
+        found: dict[JobKey, list[Incident]] = {}
         for incident in open_incidents(self._control):
-            found.setdefault((incident.job, incident.attempt), []).append(incident)
+            if self._options.shard.has(incident.job):
+                found.setdefault((incident.job, incident.attempt), []).append(incident)
         self._jobs = {key: _adopt(incidents) for key, incidents in found.items()}
         self._generation = generation
 
     def _note_pause(self, now_ns: int) -> None:
         """Remember since when we have kept up: what hosts sent meanwhile may not have reached the store yet."""
-        if self._ran_ns is not None and now_ns - self._ran_ns > _PAUSE_HOPS * self._options.follow.evaluations.hop_ns:
+        hops = 0.0 if self._ran_ns is None else (now_ns - self._ran_ns) / self._options.follow.evaluations.hop_ns
+        if hops > _PAUSE_HOPS:
             self._attentive_since_ns = now_ns
-        self._ran_ns = now_ns
+        self._is_behind, self._ran_ns = hops > _BEHIND_HOPS, now_ns
 
-    def _plan(self, spans: Mapping[_JobKey, JobSpan], now_ns: int) -> list[_Backlog]:
+    def _plan(self, spans: Mapping[JobKey, JobSpan], now_ns: int) -> list[_Backlog]:
         """Return what is due of each job, and who takes part in it."""
 
         def read_who(store: Store, span: JobSpan) -> tuple[Roster, dict[str, HostReport]]:
@@ -199,7 +207,7 @@ class AnalyzerService:
         return [self._plan_job(key, spans[key], *known[key], now_ns) for key in followed]
 
     def _plan_job(
-        self, key: _JobKey, span: JobSpan, roster: Roster, known: dict[str, HostReport], now_ns: int
+        self, key: JobKey, span: JobSpan, roster: Roster, known: dict[str, HostReport], now_ns: int
     ) -> _Backlog:
         job = self._jobs[key]
         job.last_ns = max(job.last_ns, span.last_ns)
@@ -217,9 +225,10 @@ class AnalyzerService:
             for host, report in known.items()
         }
         due = self._find_due(job.done_until_ns, roster, dict.fromkeys(roster.hosts, missing) | reports, now_ns)
-        if not is_new and due and due[-1][0] - job.done_until_ns > _MOST_BEHIND_NS:
+        # Windows overlap: of a job in which nothing is wrong the newest tells as much as all that are due.
+        is_calm = self._is_behind and not job.followed.faults.sightings
+        if not is_new and due and (is_calm or due[-1][0] - job.done_until_ns > _MOST_BEHIND_NS):
             self.skipped += len(due) - 1
-            _log.warning("evaluations skipped, the analysis was behind", job=span.job, skipped=len(due) - 1)
             due = due[-1:]
         return _Backlog(job, span, roster, known, due)
 
@@ -305,7 +314,7 @@ class AnalyzerService:
             backlog.job.followed = outcome.followed
             backlog.job.done_until_ns = window.end_ns
 
-    def _meet(self, key: _JobKey, span: JobSpan) -> _Job:
+    def _meet(self, key: JobKey, span: JobSpan) -> _Job:
         """Return what is known of a job, from its past incidents where it is new."""
         if key not in self._jobs:
             past = [known for known in list_incidents(self._control, job=span.job) if known.attempt == span.attempt]
@@ -313,7 +322,7 @@ class AnalyzerService:
             self._jobs[key] = _Job(Followed(), reported_until_ns, span.last_ns)
         return self._jobs[key]
 
-    def _close_ended(self, missing: list[_JobKey], lease: Lease, now_ns: int) -> None:
+    def _close_ended(self, missing: list[JobKey], lease: Lease, now_ns: int) -> None:
         for key in missing:
             if now_ns - self._jobs[key].last_ns > self._options.follow.tracking.forget_ns:
                 _, closed = close_all(self._jobs[key].followed.faults, now_ns, self._jobs[key].last_ns)
@@ -326,19 +335,6 @@ class AnalyzerService:
         save_incidents(self._control, incidents, lease)
         for incident in incidents:
             self._announce(incident)
-
-
-def choose_followed(hosts_of: Mapping[_JobKey, frozenset[str]]) -> list[_JobKey]:
-    """Return the jobs to follow, the first ones first: not those of which each host has had its fill.
-
-    A host that invents jobs has to name itself in them, and so holds back no job that runs elsewhere too.
-    """
-    followed, of_host = [], Counter[str]()
-    for key, hosts in hosts_of.items():
-        if not hosts or any(of_host[host] < _MOST_JOBS_OF_HOST for host in hosts):
-            followed.append(key)
-            of_host.update(hosts)
-    return followed
 
 
 def _adopt(incidents: list[Incident]) -> _Job:

@@ -1,6 +1,6 @@
 """The services as the settings say: each of them for a process of its own, or all of them as one head node."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,16 +12,19 @@ from analyzer.straggler.kernels import NumericOptions
 from analyzer.straggler.stragglers import StragglerOptions
 from analyzer.windows.window import EvaluationOptions
 from api.alerts.service import make_alerts
+from api.duty_process import DutyProcess, Serve
 from api.ingest.gateway import Gateway, GatewayOptions
 from api.parts import Parts
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.config import Settings, make_state_dir
 from lockstep.errors import BadInput
 from lockstep.sealing import Keyring
+from lockstep.shards import ALL_JOBS, Shard
 from lockstep.state.claims import BatchClaims
 from lockstep.state.database import ControlDatabase, open_control
 from lockstep.state.fabric import find_topology, list_topologies
 from lockstep.state.leases import Duty, DutyOptions, Work, unique_holder
+from lockstep.store.engine import Embedded
 from lockstep.store.opening import layout_of, served_store
 from lockstep.store.store import Store
 from lockstep.topology import Topology, TopologyIndex, load_topology
@@ -36,7 +39,7 @@ _LEAVE_S = 3.0  # for work under way; whoever stops us kills us after 5
 class Duties:
     """What one process does under leases."""
 
-    all: tuple[Duty, ...]
+    all: tuple[Duty | DutyProcess, ...]
     stops: tuple[Callable[[], None], ...] = ()  # tell works that take long to end early
 
     def start(self) -> None:
@@ -68,6 +71,8 @@ def opened_head(
             announce(incident)
             alerts.wake("alerts")
 
+        if settings.analyzer.processes > 1:
+            raise BadInput("analyzer.processes above 1 is for `lockstep serve analyzer`: here all is one process")
         analyzer = make_analyzer(settings, parts.store, parts.control, parts.topology, announce_and_alert)
         works = {
             "analyzer": analyzer.run_once,
@@ -104,12 +109,19 @@ def opened_api(
 
 
 @contextmanager
-def opened_analyzer(settings: Settings, clock: Clock, announce: Announce) -> Iterator[Duties]:
-    """Open what turns closed windows into incidents."""
+def opened_analyzer(
+    settings: Settings, clock: Clock, announce: Announce, shard: Shard = ALL_JOBS, others: Mapping[str, Serve] = {}
+) -> Iterator[Duties]:
+    """Open what turns closed windows of a shard into incidents, and what does so for others in their processes."""
     make_state_dir(settings)
     with served_store(settings, clock) as store, open_control(settings.control_url) as control:
-        service = make_analyzer(settings, store, control, topology_of(settings, control), announce)
-        yield replace(_duties({"analyzer": service.run_once}, settings, control, clock), stops=(service.stop,))
+        if shard.of > 1 and isinstance(store.address, Embedded):
+            raise BadInput("analyzer.processes above 1 needs a ClickHouse server: an embedded store is one process's")
+        service = make_analyzer(settings, store, control, topology_of(settings, control), announce, shard)
+        own = _duties({shard.name: service.run_once}, settings, control, clock)
+        options = DutyOptions(lease_s=settings.lease_s)
+        apart = [DutyProcess(name, control, clock, options, serve) for name, serve in others.items()]
+        yield Duties((*own.all, *apart), (service.stop,))
 
 
 @contextmanager
@@ -131,14 +143,19 @@ def keys_of(settings: Settings) -> Keyring:
 
 
 def make_analyzer(
-    settings: Settings, store: Store, control: ControlDatabase, topology: Topology | None, announce: Announce
+    settings: Settings,
+    store: Store,
+    control: ControlDatabase,
+    topology: Topology | None,
+    announce: Announce,
+    shard: Shard = ALL_JOBS,
 ) -> AnalyzerService:
     evaluations = EvaluationOptions(
         hop_ns=settings.analyzer.evaluation_s * NS_PER_S, shortest_ns=settings.analyzer.window_s * NS_PER_S
     )
     straggler = StragglerOptions(numeric=NumericOptions(device=settings.analyzer.device))
     follow = FollowOptions(analyzer=AnalyzerOptions(straggler=straggler), evaluations=evaluations)
-    options = ServiceOptions(int(settings.analyzer.silence_s * NS_PER_S), follow)
+    options = ServiceOptions(int(settings.analyzer.silence_s * NS_PER_S), follow, shard)
     return AnalyzerService(store, control, TopologyIndex(topology) if topology else None, options, announce)
 
 

@@ -34,6 +34,7 @@ FLOOR_AGENTS, GOAL_AGENTS = 256, 1_280
 _FLOOR_DELAY_S, _GOAL_DELAY_S = 5.0, 2.0  # as for one host, from ring to row
 _DRAIN_S = 60.0
 _JOBS = 100
+_PROCESSES = (1, 2, 4)  # of the analyzer
 _GAP_S = 5  # between the seconds that rows of two runs carry
 
 
@@ -86,7 +87,8 @@ class FleetResult:
 def measure(quick: bool, note: Note, jobs: bool = False) -> tuple[Figure, ...]:
     """Return the figures of the fleet; with `jobs` that of the analyzer that follows many of them."""
     if jobs:
-        return (lag_figure(10 if quick else _JOBS),)
+        followed = 10 if quick else _JOBS
+        return tuple(lag_figure(followed, processes) for processes in _PROCESSES)
     options = QUICK if quick else Options()
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder:
         return tuple(figures_of(measure_fleet(options, Path(folder), note), quick))

@@ -24,6 +24,7 @@ from analyzer.service import AnalyzerService, Announce, ServiceOptions
 from analyzer.windows.window import EvaluationOptions
 from benchmarks.figures import Figure, clocked, in_own_process
 from lockstep.clock import NS_PER_S
+from lockstep.shards import ALL_JOBS, Shard
 from lockstep.state.database import ControlDatabase, open_control
 from lockstep.state.incidents import read_jobs
 from lockstep.state.leases import take_lease
@@ -107,18 +108,20 @@ def measure_jobs(jobs: int) -> Spent:
         return in_own_process(_follow, Path(folder))
 
 
-def lag_figure(jobs: int) -> Figure:
-    """Return how far behind the analysis of a job is with so many on one head, were a core its own.
+def lag_figure(jobs: int, processes: int) -> Figure:
+    """Return how far behind the analysis of a job is with so many on one head, had each process a core of its own.
 
     Just before a round ends a job is as far behind as it ever is. How long its rows take to the store comes on top;
     `bench fleet` has that.
     """
     with tempfile.TemporaryDirectory(prefix="lockstep-jobs-") as folder:
         in_own_process(_fill, Path(folder) / "store", jobs)
-        lags_s = in_own_process(_find_lags, Path(folder))
+        shards = Shard.all_of(processes)
+        lags_s = [lag_s for shard in shards for lag_s in in_own_process(_find_lags, Path(folder), shard)]
     p50, p99 = np.quantile(lags_s, [0.5, 0.99])
-    beside = f"p50 {p50:.1f} s, {jobs} jobs of 8 ranks, {len(lags_s) // jobs} rounds; rows in the store at once"
-    return Figure("analysis behind a job, p99", float(p99), "s", _LAG_FLOOR_S, _LAG_GOAL_S, False, beside)
+    beside = f"p50 {p50:.1f} s, {jobs} jobs of 8 ranks, {len(lags_s)} lags; rows in the store at once"
+    words = f"analysis behind a job, p99, {processes} processes"
+    return Figure(words, float(p99), "s", _LAG_FLOOR_S, _LAG_GOAL_S, False, beside)
 
 
 def measure_capture() -> Spent:
@@ -188,13 +191,14 @@ _Following = tuple[TimedStore, ControlDatabase, Callable[[int], int]]
 
 
 @contextmanager
-def _following(folder: Path, announce: Announce) -> Iterator[_Following]:
+def _following(folder: Path, announce: Announce, shard: Shard = ALL_JOBS) -> Iterator[_Following]:
     """Give what evaluates all jobs at a moment, after half a minute in which their steps were learnt."""
     with (
         closing(TimedStore(folder / "store")) as store,
-        open_control(f"sqlite:///{folder / 'control.db'}") as control,
+        open_control(f"sqlite:///{folder / shard.name}.db") as control,
     ):
-        options = ServiceOptions(follow=FollowOptions(evaluations=EvaluationOptions(hop_ns=_HOP_S * NS_PER_S)))
+        follow = FollowOptions(evaluations=EvaluationOptions(hop_ns=_HOP_S * NS_PER_S))
+        options = ServiceOptions(follow=follow, shard=shard)
         service = AnalyzerService(store, control, None, options, announce)
         lease = take_lease(control, "analyzer", "bench", 3_600 * NS_PER_S, _START_NS)
         assert lease is not None
@@ -202,11 +206,11 @@ def _following(folder: Path, announce: Announce) -> Iterator[_Following]:
         yield store, control, partial(service.run_once, lease)
 
 
-def _find_lags(folder: Path) -> list[float]:
+def _find_lags(folder: Path, shard: Shard) -> list[float]:
     """Return by round and job how far behind it was; a round begins a second after the last, or at its end."""
     lags_s: list[float] = []
     now_ns = _START_NS + _LEARNT_S * NS_PER_S
-    with _following(folder, lambda told: None) as (_, control, evaluate):
+    with _following(folder, lambda told: None, shard) as (_, control, evaluate):
         while (now_ns := now_ns + NS_PER_S) <= _START_NS + _SECONDS * NS_PER_S:
             judged = read_jobs(control, _MOST_JOBS)
             _, _, cpu_s = clocked(partial(evaluate, now_ns))

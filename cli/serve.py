@@ -1,5 +1,8 @@
 """lockstep serve api|analyzer|planner: one service a process, for compose and systemd."""
 
+import threading
+from functools import partial
+
 import structlog
 import typer
 from prometheus_client import CollectorRegistry
@@ -8,10 +11,12 @@ from api.app import create_app
 from api.head import Duties, opened_analyzer, opened_api, opened_planner
 from api.routes.health import health_app
 from api.web import check_exposure, listen_on, serve
-from cli.setup import settings_of
+from cli.setup import configure_logging, settings_of
 from lockstep.clock import SystemClock
+from lockstep.config import Settings
 from lockstep.errors import LockstepError
 from lockstep.sections import split_listen
+from lockstep.shards import Shard
 from lockstep.verdict import Incident
 
 app = typer.Typer(no_args_is_help=True, help="Run one service, for compose and systemd.")
@@ -36,10 +41,21 @@ def serve_api(context: typer.Context) -> None:
 
 @app.command("analyzer")
 def serve_analyzer(context: typer.Context) -> None:
-    """Turn closed windows into incidents; of several, one is active."""
+    """Turn closed windows into incidents; of several, one is active for a share of the jobs."""
     settings = settings_of(context)
-    with opened_analyzer(settings, SystemClock(), _announce) as duties:
+    own, *others = Shard.all_of(settings.analyzer.processes)
+    processes = {shard.name: partial(_serve_shard, settings, shard) for shard in others}
+    with opened_analyzer(settings, SystemClock(), _announce, own, processes) as duties:
         _serve_duties(duties, settings.analyzer.listen, "LOCKSTEP_ANALYZER_LISTEN")
+
+
+def _serve_shard(settings: Settings, shard: Shard, leave: threading.Event) -> None:
+    """Follow a share of the jobs, as a process of its own, until it is to leave."""
+    configure_logging(settings.log_level)
+    with opened_analyzer(settings, SystemClock(), _announce, shard) as duties:
+        duties.start()
+        leave.wait()
+        duties.close()
 
 
 @app.command("planner")

@@ -166,6 +166,7 @@ class AnalyzerSettings(Section):
     """Turns closed windows into verdicts."""
 
     listen: Listen = Field("127.0.0.1:8643", description="address of its health and metrics")
+    processes: int = Field(1, ge=1, le=64, description="that share the jobs; on all head nodes as many")
     evaluation_s: int = Field(2, ge=1, le=60, description="time between two evaluations of a job")
     window_s: int = Field(6, ge=1, le=600, description="least stretch of time that an evaluation judges")
     silence_s: float = Field(15.0, gt=0, description="a host that sent nothing for this long is known as silent")

@@ -1,6 +1,7 @@
 """Which jobs are there, when they are active, and who takes part in them."""
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -31,6 +32,9 @@ _ACTIVITY_TABLES = (
 )
 # Rows are stored by their beginning. What takes longer than an hour ends by NCCL's watchdog, not by itself.
 _LONGEST_NS = 3_600 * NS_PER_S
+_MOST_JOBS_OF_HOST = 64  # that are followed at once: eight GPUs in seven parts each, and some that ended
+
+JobKey = tuple[str, int]  # job, attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,3 +281,16 @@ def _numbers(column: pa.ChunkedArray | pa.Array, kind: type[np.generic]) -> np.n
     known = column if kind is np.uint64 else column.cast(pa.int64())
     filled: np.ndarray = np.asarray(pc.fill_null(known, 0 if kind is np.uint64 else -1))
     return filled.astype(kind)
+
+
+def choose_followed(hosts_of: Mapping[JobKey, frozenset[str]]) -> list[JobKey]:
+    """Return the jobs to follow, the first ones first: not those of which each host has had its fill.
+
+    A host that invents jobs has to name itself in them, and so holds back no job that runs elsewhere too.
+    """
+    followed, of_host = [], Counter[str]()
+    for key, hosts in hosts_of.items():
+        if not hosts or any(of_host[host] < _MOST_JOBS_OF_HOST for host in hosts):
+            followed.append(key)
+            of_host.update(hosts)
+    return followed

@@ -20,7 +20,6 @@ from lockstep.store.store import Store
 
 _log = structlog.get_logger("alerts")
 
-_SERVICES = ("analyzer", "planner")
 _LOOKBACK = 2  # times our patience: a day of heartbeats of a thousand hosts would be too much to read each time
 _CHECK_NS = 15 * NS_PER_S  # between two looks
 _HANGING_NS = 60 * NS_PER_S  # far longer than the questions take
@@ -33,6 +32,7 @@ class Watched:
 
     store: Store
     gateway_trouble: Callable[[], str | None] = lambda: None
+    services: tuple[str, ...] = ("analyzer", "planner")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Facts:
     expects_agents: bool  # a collector has a token, or was last_seen of before
     store_trouble: str | None
     store_used: float | None  # share of its disk
-    lease_ends: Mapping[str, int]
+    lease_ends: Mapping[str, int]  # of all services that there should be
     oldest_message: tuple[str, int] | None  # for which receiver, and since when
 
 
@@ -158,8 +158,8 @@ def _of_agents(agents: Agents, expects: bool, patience: Patience, now_ns: int) -
 
 def _of_services(facts: Facts, patience: Patience, now_ns: int) -> dict[str, str]:
     found: dict[str, str] = {}
-    for service in _SERVICES:
-        idle_s = (now_ns - max(facts.lease_ends.get(service, 0), patience.since_ns)) / NS_PER_S
+    for service, ends_ns in facts.lease_ends.items():
+        idle_s = (now_ns - max(ends_ns, patience.since_ns)) / NS_PER_S
         if idle_s > patience.silent_s:
             found[service] = f"no {service} is at work: nobody has held its lease for {idle_s:.0f} s"
     if facts.oldest_message is not None:
@@ -178,12 +178,13 @@ def gather_facts(
         agents, used = _ask_agents(watched.store, since_ns, now_ns), _ask_disk(watched.store)
     except StoreError as error:
         trouble = str(error)
+    held = lease_ends(control)
     return Facts(
         agents=agents,
         expects_agents=expects_agents(control),
         store_trouble=trouble or watched.gateway_trouble(),
         store_used=used,
-        lease_ends=lease_ends(control),
+        lease_ends={service: held.get(service, 0) for service in watched.services},
         oldest_message=oldest_waiting(control, targets),
     )
 

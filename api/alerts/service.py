@@ -16,6 +16,7 @@ from lockstep.alert_settings import AlertSettings, Target
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.errors import NotPresent
 from lockstep.notification import Thread
+from lockstep.shards import Shard
 from lockstep.state.database import ControlDatabase, count_undelivered
 from lockstep.state.decisions import list_decisions, list_executions, list_orders
 from lockstep.state.deliveries import forget_deliveries, list_threads, oldest_waiting, resume_sending, save_round
@@ -124,7 +125,8 @@ class AlertService:
 def make_alerts(parts: Parts) -> AlertService:
     """Return the service of this process; what receivers' secrets lie in clear by then is sealed."""
     seal_targets(parts.control)
-    watched = Watched(parts.store, lambda: parts.gateway.trouble)
+    analyzers = (shard.name for shard in Shard.all_of(parts.settings.analyzer.processes))
+    watched = Watched(parts.store, lambda: parts.gateway.trouble, (*analyzers, "planner"))
     notifier = make_notifier(parts.settings, parts.clock)
     return AlertService(parts.settings.alerts, parts.control, notifier, parts.clock, watched, parts.delivered)
 

@@ -21,6 +21,7 @@ from sqlalchemy import (
 
 from lockstep.batches import DetailRequest
 from lockstep.execution import Outcome
+from lockstep.shards import ALL_JOBS, Shard
 from lockstep.state.database import ControlDatabase
 from lockstep.state.deliveries import Delivery, delivery_of
 from lockstep.state.documents import (
@@ -207,23 +208,27 @@ class Analysis(NamedTuple):
     skipped: int  # evaluations that were left out because it was behind, since it began
 
 
-def note_analysis(db: ControlDatabase, analysis: Analysis) -> None:
-    """Write how far the analyzer has come."""
+def note_analysis(db: ControlDatabase, analysis: Analysis, shard: Shard = ALL_JOBS) -> None:
+    """Write how far an analyzer has come; those that there are no more are forgotten."""
     with db.begin() as connection:
-        write_over(connection, ANALYSIS, [{"id": "analyzer", **analysis._asdict()}])
+        names = [each.name for each in Shard.all_of(shard.of)]
+        connection.execute(delete(ANALYSIS).where(ANALYSIS.c.id.not_in(names)))
+        write_over(connection, ANALYSIS, [{"id": shard.name, **analysis._asdict()}])
 
 
 def read_analysis(db: ControlDatabase) -> Analysis | None:
-    """Return how far the analyzer has come; None before its first run."""
+    """Return how far all analyzers have come; None before the first run of one."""
     with db.read() as connection:
-        row = connection.execute(select(ANALYSIS.c.until_ns, ANALYSIS.c.skipped)).one_or_none()
-    return Analysis(int(row.until_ns), int(row.skipped)) if row else None
+        row = connection.execute(select(func.min(ANALYSIS.c.until_ns), func.sum(ANALYSIS.c.skipped))).one()
+    return None if row[0] is None else Analysis(int(row[0]), int(row[1]))
 
 
-def note_jobs(db: ControlDatabase, until_ns: Mapping[str, int]) -> None:
-    """Write how far the analyzer has come with each job that it follows; others are forgotten."""
+def note_jobs(db: ControlDatabase, until_ns: Mapping[str, int], shard: Shard = ALL_JOBS) -> None:
+    """Write how far an analyzer has come with each job that it follows; others of its jobs are forgotten."""
     with db.begin() as connection:
-        connection.execute(delete(JOB_ANALYSIS).where(JOB_ANALYSIS.c.id.not_in(list(until_ns))))
+        ours = filter(shard.has, connection.scalars(select(JOB_ANALYSIS.c.id)).all())
+        ended = [job for job in ours if job not in until_ns]
+        connection.execute(delete(JOB_ANALYSIS).where(JOB_ANALYSIS.c.id.in_(ended)))
         write_over(connection, JOB_ANALYSIS, [{"id": job, "until_ns": until} for job, until in until_ns.items()])
 
 

@@ -10,17 +10,25 @@ import pytest
 from structlog.testing import capture_logs
 
 from analyzer.pipeline import Outcome, evaluate_window
-from analyzer.service import EMBEDDED_RANKS, AnalyzerService, ServiceOptions, choose_followed
-from analyzer.windows.jobs import JobSpan
+from analyzer.service import EMBEDDED_RANKS, AnalyzerService, ServiceOptions
+from analyzer.windows.jobs import JobSpan, choose_followed
 from collector.nccl.budget import WHOLE_SHARE
 from collector.nccl.detail import read_details
 from lockstep import wire
 from lockstep.clock import NS_PER_S
 from lockstep.errors import ControlAway, LeaseLost, LockstepError
 from lockstep.records import Agent, Comm, OpStat, PluginHealth
+from lockstep.shards import Shard
 from lockstep.state.database import ControlDatabase, open_control
-from lockstep.state.incidents import Analysis, detail_requests_by_host, list_incidents, read_analysis, read_jobs
-from lockstep.state.leases import release_lease, take_lease
+from lockstep.state.incidents import (
+    Analysis,
+    detail_requests_by_host,
+    list_incidents,
+    note_analysis,
+    read_analysis,
+    read_jobs,
+)
+from lockstep.state.leases import Lease, release_lease, take_lease
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
 from simulator.faults import parse_fault
@@ -427,12 +435,16 @@ def test_job_too_large_for_the_embedded_store_is_said_to_be_so_once(
     embedded_store.insert(TABLE_BY_NAME["comms"], rows(make(Comm, nranks=ranks)), token="comms")
     embedded_store.insert(TABLE_BY_NAME["op_stats"], rows(make(OpStat)), token="stats")
     service = AnalyzerService(embedded_store, control, None, ServiceOptions())
-    lease = take_lease(control, "analyzer", "me", NS_PER_S, T0)
-    assert lease is not None
     with capture_logs() as lines:
         for _ in range(2):
-            service.run_once(lease, T0 + NS_PER_S)
+            service.run_once(_leased(control), T0 + NS_PER_S)
     assert [line["ranks"] for line in lines] == ([ranks] if warned else [])
+
+
+def _leased(control: ControlDatabase) -> Lease:
+    lease = take_lease(control, "analyzer", "me", NS_PER_S, T0)
+    assert lease is not None
+    return lease
 
 
 def _tell_of_jobs(store: Store, *names: str) -> None:
@@ -465,8 +477,7 @@ class Spoilt:
 
     def run_for(self, seconds: int, control: ControlDatabase, service: AnalyzerService) -> str:
         """Run a service once a second; return why the last run failed, empty where it did not."""
-        lease = take_lease(control, "analyzer", "me", NS_PER_S, T0)
-        assert lease is not None
+        lease = _leased(control)
         trouble = ""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("analyzer.service.evaluate_window", self.evaluate_window)
@@ -504,6 +515,35 @@ def test_job_over_its_budget_shares_with_others_and_has_all_where_there_are_none
     assert shared.run_for(10, control, AnalyzerService(embedded_store, control, None, ServiceOptions())) == ""
     assert alone.counts["slow"] == shared.counts["a"] == shared.counts["b"] > 3
     assert shared.counts["slow"] == 1, "then it rests 5 s for each of the others"
+
+
+def test_analyzers_that_share_the_jobs_follow_each_of_them_once(
+    embedded_store: Store, control: ControlDatabase
+) -> None:
+    jobs = {f"job{number}" for number in range(12)}
+    _tell_of_jobs(embedded_store, *jobs)
+    counts = []
+    for shard in Shard.all_of(3):
+        whole = Spoilt("")
+        whole.run_for(6, control, AnalyzerService(embedded_store, control, None, ServiceOptions(shard=shard)))
+        counts.append(whole.counts)
+        assert set(read_jobs(control, 12)) == {job for count in counts for job in count}, "it forgets no other's"
+    assert sorted(job for count in counts for job in count) == sorted(jobs)
+    assert all(counts), "and none is idle"
+    note_analysis(control, Analysis(after(2), skipped=4), Shard(1, 3))
+    assert read_analysis(control) == Analysis(after(2), 4), "all are as far as the last of them"
+    AnalyzerService(embedded_store, control, None, ServiceOptions()).run_once(_leased(control), after(12))
+    assert read_analysis(control) == Analysis(after(12), 0), "those that there are no more hold up nobody"
+
+
+def test_job_in_which_nothing_is_wrong_has_its_newest_evaluation_where_rounds_take_long(
+    embedded_store: Store, control: ControlDatabase
+) -> None:
+    _tell_of_jobs(embedded_store, "a")
+    service = AnalyzerService(embedded_store, control, None, ServiceOptions())
+    counts = [service.run_once(_leased(control), after(second)) for second in (10, 12, 14, 20, 22)]
+    assert counts[1:] == [1, 1, 1, 1]
+    assert read_analysis(control) == Analysis(after(22), skipped=2), "of three that were due at 20 s"
 
 
 def test_host_that_invents_jobs_has_its_fill_and_holds_back_no_job_that_runs_elsewhere_too() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy import select
 
 from api.web import listen_on
 from cli.setup import who_asks
@@ -21,8 +22,10 @@ from lockstep.config import Settings
 from lockstep.errors import LockstepError
 from lockstep.fabrics import leaf_spine
 from lockstep.sections import StoreSettings
-from lockstep.state.database import open_control
+from lockstep.shards import Shard
+from lockstep.state.database import ControlDatabase, open_control
 from lockstep.state.leases import take_lease, unique_holder
+from lockstep.state.tables import LEASES
 from lockstep.store.migrations import Layout, check_migrated
 from lockstep.store.opening import layout_of, node_urls, opened_store, prepare_embedded
 from lockstep.topology import dump_topology
@@ -96,6 +99,46 @@ def test_analyzer_is_ready_until_it_is_told_to_stop_and_lets_go_of_its_role(tmp_
     messages = serve("analyzer", address, environment_for(tmp_path, LOCKSTEP_ANALYZER_LISTEN=address))
     assert re.search(r'"event": "service is up"', messages)
     check_role_is_free("analyzer", tmp_path)
+
+
+def holder_of(control: ControlDatabase, shard: Shard) -> int:
+    """Return the process that holds a lease; 0 where none does."""
+    with control.read() as connection:
+        holder = connection.execute(select(LEASES.c.holder).where(LEASES.c.name == shard.name)).scalar()
+    return int(holder.split("/")[1]) if holder else 0
+
+
+@pytest.mark.slow
+def test_analyzers_that_share_the_jobs_are_processes_that_come_back_and_leave_with_the_first(
+    tmp_path: Path, database_url: str
+) -> None:
+    address, shards = free_address(), Shard.all_of(3)
+    environment = environment_for(
+        tmp_path,
+        LOCKSTEP_STORE_URL=database_url,
+        LOCKSTEP_ANALYZER_LISTEN=address,
+        LOCKSTEP_ANALYZER_PROCESSES="3",
+        LOCKSTEP_LEASE_S="2",
+    )
+    subprocess.run([LOCKSTEP, "store", "migrate"], env=environment, check=True, capture_output=True)
+    with (
+        subprocess.Popen([LOCKSTEP, "serve", "analyzer"], env=environment, stderr=subprocess.DEVNULL) as process,
+        open_control(f"sqlite:///{tmp_path}/control.db") as control,
+    ):
+        eventually(lambda: is_ready(address))
+        first = [holder_of(control, shard) for shard in shards]
+        assert first[0] == process.pid
+        assert len(set(first)) == 3
+        os.kill(first[1], signal.SIGKILL)
+        eventually(lambda: holder_of(control, shards[1]) not in (0, *first))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) == 0
+        assert [holder_of(control, shard) for shard in shards] == [0, 0, 0], "all have let go"
+
+
+def test_analyzers_that_share_the_jobs_need_a_server(lockstep: Run) -> None:
+    outcome = lockstep("serve", "analyzer", LOCKSTEP_ANALYZER_PROCESSES="2", LOCKSTEP_ANALYZER_LISTEN=free_address())
+    check_failure(outcome, "analyzer.processes above 1 needs a ClickHouse server")
 
 
 def told(**changes: object) -> Incident:

@@ -262,7 +262,11 @@ def test_nothing_is_said_while_all_is_well_or_before_there_was_a_chance() -> Non
         ({"agents": Agents(4, NOW_NS, "h1", 301.0)}, "windows", "windows close without host h1: its data ends 301 s"),
         ({"store_trouble": "gone", "agents": None}, "store", "the store is away: gone"),
         ({"store_used": 0.93}, "disk", "the store's disk is nearly full: 93% of it is used"),
-        ({"lease_ends": {"planner": NOW_NS}}, "analyzer", "no analyzer is at work: nobody has held its lease for"),
+        (
+            {"lease_ends": {"analyzer": 0, "planner": NOW_NS}},
+            "analyzer",
+            "no analyzer is at work: nobody has held its lease for",
+        ),
         ({"lease_ends": {"analyzer": NOW_NS, "planner": after(600)}}, "planner", "for 400 s"),
         ({"oldest_message": ("ops", after(500))}, "alert_queue", "one to ops has waited for 500 s"),
     ],
@@ -302,6 +306,6 @@ def test_facts_come_from_a_real_store_and_its_absence_is_one(shared_store: Store
     assert (found.expects_agents, found.store_trouble, found.oldest_message) == (True, "batches wait", None)
     assert found.store_used is not None
     assert 0 < found.store_used < 1
-    assert found.lease_ends == {"analyzer": T0 + 5}
+    assert found.lease_ends == {"analyzer": T0 + 5, "planner": 0}
     found = gather_facts(Watched(AwayStore()), control, [], 0, T0)
     assert (found.agents, found.store_trouble) == (None, "the store at nowhere does not answer")
