@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from analyzer.delay_matrix.matrix import Pair
 from analyzer.windows.jobs import NOBODY, Roster
 from analyzer.windows.window import Context, End
+from lockstep.arrow import filled
 from lockstep.topology import TopologyIndex
 
 _MOST = 2**62  # that fits into a signed integer of 64 bits
@@ -20,26 +21,23 @@ _MOST = 2**62  # that fits into a signed integer of 64 bits
 
 def as_floats(column: pa.ChunkedArray) -> np.ndarray:
     """Return a column as floats, 0 where it is null."""
-    filled: np.ndarray = np.asarray(pc.fill_null(column.cast(pa.float64()), 0.0))
-    return filled
+    return filled(column.cast(pa.float64()), 0.0)
 
 
 def as_errors(rows: pa.Table) -> np.ndarray:
     """Return by how much each row's delay may be off by chance (a standard error); NaN where one value is all."""
-    errors: np.ndarray = np.asarray(pc.fill_null(rows["error_ns"].cast(pa.float64()), np.nan))
-    return errors
+    return filled(rows["error_ns"].cast(pa.float64()), np.nan)
 
 
 def is_equal(column: pa.ChunkedArray, value: str) -> np.ndarray:
     """Return where a column of text has this value; null is another one."""
-    equal: np.ndarray = np.asarray(pc.fill_null(pc.equal(column.cast(pa.string()), value), False))
-    return equal
+    return filled(pc.equal(column.cast(pa.string()), value), False)
 
 
 def codes_of(column: pa.ChunkedArray) -> np.ndarray:
     """Return a number for each value, equal for equal ones, -1 for null."""
     indices = column.combine_chunks().dictionary_encode().indices
-    codes: np.ndarray = np.asarray(pc.fill_null(indices, -1)).astype(np.int64)
+    codes: np.ndarray = filled(indices, -1).astype(np.int64)
     return codes
 
 
@@ -190,9 +188,9 @@ def _find_paths(rows: pa.Table, hosts: tuple[np.ndarray, np.ndarray], paths: pa.
         _joined(*ends, rows["sport"]), value_set=_joined(*(paths[name] for name in (*between, "sport")))
     )
     same, only, number = _compare_paths(_joined(*(paths[name] for name in between)), paths["route"])
-    place = np.asarray(pc.fill_null(pc.index_in(_joined(*ends), value_set=only), -1)).astype(np.int64)
+    place = filled(pc.index_in(_joined(*ends), value_set=only), -1).astype(np.int64)
     instead = np.append(number, -1)[place]  # a port that nobody told says nothing where all ports go one way
-    exact = np.asarray(pc.fill_null(found, -1)).astype(np.int64)
+    exact = filled(found, -1).astype(np.int64)
     result: np.ndarray = np.where(exact >= 0, np.append(same, -1)[exact], instead)
     return result
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analyzer.windows.window import Context
+from lockstep.arrow import filled
 from lockstep.clock import NS_PER_S
 from lockstep.verdict import Side
 
@@ -139,5 +140,5 @@ def count_growth(rows: pa.Table, counter: int) -> tuple[np.ndarray, np.ndarray]:
 
 def numbers(rows: pa.Table, column: str) -> np.ndarray:
     """Return a column as numbers, 0 for what is unknown."""
-    column_numbers: np.ndarray = np.asarray(pc.fill_null(rows[column], 0)).astype(np.float64)
+    column_numbers: np.ndarray = filled(rows[column], 0).astype(np.float64)
     return column_numbers

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from analyzer.delay_matrix.matrix import Pair, Paths
 from analyzer.windows.window import End, Window
+from lockstep.arrow import filled
 from lockstep.store.store import Store
 from lockstep.topology import Link, TopologyIndex, link_name, split_end
 from lockstep.verdict import Side
@@ -65,7 +66,7 @@ def read_flows(store: Store, window: Window) -> Flows:
 
 
 def _numbers(column: pa.ChunkedArray) -> np.ndarray:
-    return np.asarray(pc.fill_null(column.cast(pa.float64()), 0.0))
+    return filled(column.cast(pa.float64()), 0.0)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from analyzer.evidence.counters import judge_nics, judge_ports, read_nics, read_ports
 from analyzer.evidence.observations import (
@@ -23,6 +22,7 @@ from analyzer.evidence.observations import (
 )
 from analyzer.evidence.probes import judge_probes, read_probes
 from analyzer.windows.window import Context
+from lockstep.arrow import filled
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
 from lockstep.store.together import OF_HOSTS
@@ -157,7 +157,7 @@ def _throttled(name: str, reasons: str) -> Iterator[Observation]:
 
 
 def _slow_clocks(names: list[tuple[str, int]], clocks: pa.ChunkedArray) -> Iterator[Observation]:
-    mhz = np.asarray(pc.fill_null(clocks, 0)).astype(np.float64)
+    mhz = filled(clocks, 0).astype(np.float64)
     running = mhz[mhz > 0]  # idle GPUs have none
     if len(running) < _FEWEST_PEERS:
         return

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from analyzer.hang.facts import NO_STEPS, PAIRED, Lines, ProgressFacts, StepCounts
 from analyzer.windows.window import Context
+from lockstep.arrow import filled
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
 
@@ -75,7 +75,7 @@ def _newest_steps(lines: Lines, steps: StepCounts) -> np.ndarray:
     asked = _keyed(lines.comm, lines.func, lines.done, lines.rank)
     asked = asked.append_column("index", pa.array(np.arange(len(lines))))
     joined = asked.join(newest, _KEYS, join_type="left outer").sort_by("index")
-    return np.asarray(pc.fill_null(joined["last_ns_max"], 0))
+    return filled(joined["last_ns_max"], 0)
 
 
 _KEYS = ["comm", "func", "seq", "rank"]

@@ -23,6 +23,7 @@ from analyzer.hang.flow import read_steps
 from analyzer.windows.jobs import NOBODY, Roster, list_hosts
 from analyzer.windows.silence import find_reports
 from analyzer.windows.window import Context, End
+from lockstep.arrow import filled
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Parameters, Store
 from lockstep.store.together import OF_HOSTS, WHOSE
@@ -191,7 +192,7 @@ def _match(lines: Lines, ends: pa.Table) -> tuple[np.ndarray, np.ndarray]:
         | {name: ends[name].cast(pa.int64()) for name in ("last_seq", "ended_ns")}
     )
     joined = asked.join(known, _KEYS, join_type="left outer").sort_by("index")
-    return np.asarray(pc.fill_null(joined["last_seq"], -2)), np.asarray(pc.fill_null(joined["ended_ns"], -1))
+    return filled(joined["last_seq"], -2), filled(joined["ended_ns"], -1)
 
 
 _LEARN_NS = 120 * NS_PER_S  # how far back the pace of a job is learnt from, when nobody told it
@@ -387,4 +388,4 @@ def _number(comm: np.ndarray, rank: np.ndarray, host: pa.ChunkedArray, roster: R
 
 
 def _column(rows: pa.Table, name: str, kind: type[np.generic]) -> np.ndarray:
-    return np.asarray(pc.fill_null(rows[name], 0)).astype(kind)
+    return filled(rows[name], 0).astype(kind)

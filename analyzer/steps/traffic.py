@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from analyzer.windows.jobs import Roster
 from analyzer.windows.window import Context
+from lockstep.arrow import filled
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
 from lockstep.store.together import WHOSE
@@ -134,7 +134,7 @@ class Witness:
     def is_sampled(self) -> bool:
         """Return whether numbers are missing, so that neighbours in the list were none on the rank."""
         wanted = seen = 0
-        for _, index in self.streams():
+        for index in self.streams:
             numbers = self.seq[index]
             wanted += int(numbers.max() - numbers.min()) + 1
             seen += len(np.unique(numbers))
@@ -143,7 +143,7 @@ class Witness:
     @cached_property
     def lost_ns(self) -> np.ndarray:
         """Return in order when operations were asked for right before which others of their stream are missing."""
-        skips = [index[1:][np.diff(self.seq[index]) > 1] for _, index in self.streams()]
+        skips = [index[1:][np.diff(self.seq[index]) > 1] for index in self.streams]
         return np.sort(self.enqueue_ns[np.concatenate(skips)]) if skips else self.enqueue_ns[:0]
 
     def since(self, index: int) -> "Witness":
@@ -158,16 +158,16 @@ class Witness:
     def _pick(self, indexes: slice | np.ndarray) -> "Witness":
         return Witness(self.process, *(getattr(self, each.name)[indexes] for each in fields(self)[1:]))
 
-    def streams(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield a number and the operations of each stream in which `seq` counts."""
+    @cached_property
+    def streams(self) -> "list[np.ndarray]":
+        """Return the operations of each stream in which `seq` counts."""
         with np.errstate(over="ignore"):
             named = (self.comm.astype(np.uint64) ^ self._func_numbers) * _MIX ^ (self.peer + 2).astype(np.uint64)
         keys = np.unique(named, return_inverse=True)[1]
         keys = np.where(self.counts, keys, -1)
         order = np.argsort(keys, kind="stable")
-        for part in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1):
-            if len(part) and keys[part[0]] >= 0:
-                yield int(keys[part[0]]), part
+        parts = np.split(order, np.flatnonzero(np.diff(keys[order])) + 1)
+        return [part for part in parts if len(part) and keys[part[0]] >= 0]
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ def sort_witnesses(rows: pa.Table, roster: Roster) -> Iterator[Witness]:
 def _column(rows: pa.Table, name: str) -> np.ndarray:
     """Return a column as signed numbers, -1 where it is null."""
     values = rows[name].combine_chunks()
-    numbers: np.ndarray = np.asarray(pc.fill_null(values.cast(pa.int64(), safe=False), -1)).astype(np.int64)
+    numbers: np.ndarray = filled(values.cast(pa.int64(), safe=False), -1).astype(np.int64)
     return numbers
 
 
@@ -342,7 +342,7 @@ def find_period_in_seconds(seconds: pa.Table) -> int | None:
 def _list_streams(witness: Witness) -> list[_Stream]:
     whole = float(witness.start_ns.max() - witness.start_ns.min()) if len(witness) else 0.0
     found = []
-    for _, indexes in witness.streams():
+    for indexes in witness.streams:
         numbers, firsts = np.unique(witness.seq[indexes], return_index=True)
         times = np.maximum.accumulate(witness.start_ns[indexes][firsts])
         if len(numbers) >= _FEWEST and times[-1] - times[0] >= _COVER * whole:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lockstep.arrow import filled
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
 from lockstep.store.together import WHOSE
@@ -279,8 +280,7 @@ def _keys_of(comms: np.ndarray, comm: np.ndarray, rank: np.ndarray) -> np.ndarra
 def _numbers(column: pa.ChunkedArray | pa.Array, kind: type[np.generic]) -> np.ndarray:
     """Return a column as numbers, -1 (unsigned: 0) where it is null."""
     known = column if kind is np.uint64 else column.cast(pa.int64())
-    filled: np.ndarray = np.asarray(pc.fill_null(known, 0 if kind is np.uint64 else -1))
-    return filled.astype(kind)
+    return filled(known, 0 if kind is np.uint64 else -1).astype(kind)
 
 
 def choose_followed(hosts_of: Mapping[JobKey, frozenset[str]]) -> list[JobKey]:
