@@ -31,7 +31,8 @@ Transport = Literal["ib", "socket", "ofi", "p2p", "shm", "collnet", "nvls"]
 Detail = Literal["ops", "steps"]
 PluginLevel = Literal["off", "operations", "transfers", "steps", "trace"]
 LoweredBy = Literal["no", "callbacks", "job"]
-HeadState = Literal["idle", "gpu_wait", "peer_wait", "wire", "recv_wait", "flush", "recv_gpu_wait", "unknown"]
+StepWait = Literal["gpu_wait", "peer_wait", "wire", "recv_wait", "flush", "recv_gpu_wait"]
+HeadState = Literal["idle", StepWait, "kernel_wait", "kernel_begun", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +240,10 @@ class Progress(JobRecord):
     open_dtype: Annotated[Text | None, "its data type"]
     open_algo: Annotated[Text | None, "its algorithm"]
     oldest_open_ns: Annotated[Timestamp | None, "since when it is open"]
-    head_state: Annotated[HeadState, "what the oldest unfinished step waits for"]
+    head_state: Annotated[
+        HeadState,
+        "what the oldest unfinished step waits for; where steps are not recorded, whether its kernel has begun",
+    ]
     head_peer: Annotated[I32 | None, "rank that step goes to or comes from"]
     head_channel: Annotated[U16 | None, "channel of that step"]
     untimed: Annotated[Flag | None, "whether the newest operations may have begun and ended unseen, detail off"] = (

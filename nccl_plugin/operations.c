@@ -111,6 +111,12 @@ struct known {
     uint32_t epoch;
 };
 
+/* Whether NCCL tells, of an operation that is enqueued now, when the GPU begins it. */
+static bool awaits_kernel(uint32_t comm)
+{
+    return session.kernel_channels && comm != WIRE_NO_COMM && !LOAD(session.comms[comm].kernel_untrusted);
+}
+
 static void fill(struct wire_operation *slot, const struct known *known, const struct wire_row *row)
 {
     const struct operation *operation = known->operation;
@@ -124,7 +130,7 @@ static void fill(struct wire_operation *slot, const struct known *known, const s
     STORE(slot->algo, operation->algo);
     STORE(slot->proto, operation->proto);
     STORE(slot->channels, operation->channels);
-    STORE(slot->flags, (uint8_t)known->flags);
+    STORE(slot->flags, (uint8_t)(known->flags | (awaits_kernel(operation->comm) ? WIRE_FLAG_AWAITS_KERNEL : 0)));
     STORE(slot->peer, operation->peer);
     STORE(slot->replay, known->number.replay);
     STORE(slot->row, row == NULL ? WIRE_BUSY : (uint32_t)(row - session.rows));
@@ -229,6 +235,13 @@ void operation_part_begins(struct wire_operation *operation, uint64_t now)
         return;
     STORE(row->started_ticks, now);
     raise_to(&row->started, LOAD(operation->seq) + 1);
+}
+
+/* Said of every operation, sampled or not: where one hangs, it tells the GPU that never came to it. */
+void operation_kernel_begins(struct wire_operation *operation)
+{
+    if (LOAD(operation->flags) & WIRE_FLAG_AWAITS_KERNEL)
+        __atomic_fetch_xor(&operation->flags, (uint8_t)(WIRE_FLAG_AWAITS_KERNEL | WIRE_FLAG_KERNEL), __ATOMIC_RELAXED);
 }
 
 /* Count down and say whether this was the last one. Never below 0: in the shared set a slot may change hands here. */

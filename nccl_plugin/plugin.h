@@ -244,6 +244,7 @@ struct operation {
 uint64_t operation_begin(struct producer *producer, uint64_t now, const struct operation *operation);
 struct wire_operation *operation_of(uint64_t handle); /* NULL unless it is ours and not reused */
 void operation_part_begins(struct wire_operation *operation, uint64_t now);
+void operation_kernel_begins(struct wire_operation *operation);
 void operation_part_ends(uint64_t handle, uint64_t now);
 void operation_part_is_lost(uint64_t handle); /* its place was needed: it ends without having been seen to */
 

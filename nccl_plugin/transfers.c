@@ -183,6 +183,7 @@ uint64_t kernel_begin(struct producer *producer, uint64_t now, const struct kern
 
     if (operation == NULL)
         return 0;
+    operation_kernel_begins(operation);
     slot = claim(producer, WIRE_HANDLE_KERNEL, &handle);
     if (slot == NULL)
         return 0;

@@ -268,8 +268,9 @@ enum wire_flag {
     WIRE_FLAG_SEQ_VALID = 4,  /* `seq` may be compared with other ranks' */
     WIRE_FLAG_SEND = 8,       /* a transfer that sends */
     WIRE_FLAG_STEPS = 16,     /* wait times of this transfer are real */
-    WIRE_FLAG_KERNEL = 32,    /* not a transfer: one channel of a kernel */
+    WIRE_FLAG_KERNEL = 32,    /* not a transfer: one channel of a kernel. Of an operation in its slot: its kernel has begun */
     WIRE_FLAG_UNTIMED = 64,   /* enqueued while nothing was asked of NCCL that would tell its start and end */
+    WIRE_FLAG_AWAITS_KERNEL = 128, /* of an operation in its slot: NCCL tells when its kernel begins, and has not yet */
 };
 
 /* A duration in 32 bits: mantissa in 26..0, shifted left by 31..27. Exact below 2^27 ticks, to 2^-26 above.

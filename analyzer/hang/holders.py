@@ -17,7 +17,23 @@ _OWN_GPU = ("recv_gpu_wait", "gpu_wait")  # has data that its GPU does not take;
 def find_holders(scene: Scene, operation: StuckOperation) -> list[int]:
     """Return the processes inside an operation that do not do their part of it, as the states of the others show."""
     is_pair = str(scene.waits.lines.func[operation.members[0]]) in PAIRED
-    return _of_two(scene, operation) if is_pair else _where_waiting_ends(scene, operation)
+    by_steps = _of_two if is_pair else _where_waiting_ends
+    return _never_begun(scene, operation) or by_steps(scene, operation)
+
+
+def _never_begun(scene: Scene, operation: StuckOperation) -> list[int]:
+    """Return whose GPU has not begun the operation, nor anything else that is open, while those of others have.
+
+    Who is in the kernel of another operation waits there. Of operations without recorded steps nothing more is known.
+    """
+    lines, rows = scene.waits.lines, operation.members
+    state = lines.state[rows].astype(str)
+    is_late = state == "kernel_wait"
+    if is_late.all() or (state == "unknown").any():
+        return []
+    busy = lines.process[(lines.started > lines.done) & (lines.state != "kernel_wait")]
+    late: list[int] = np.setdiff1d(lines.process[rows[is_late]], busy).tolist()
+    return late
 
 
 def _of_two(scene: Scene, operation: StuckOperation) -> list[int]:

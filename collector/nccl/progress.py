@@ -31,8 +31,8 @@ PROGRESS = np.dtype(
     ],
     align=True,
 )
-_STATES = (*wire.WAITS, "idle")
-_IDLE = len(wire.WAITS)
+_STATES = (*wire.WAITS, "idle", "kernel_wait", "kernel_begun")
+_IDLE, _KERNEL_WAIT, _KERNEL_BEGUN = range(len(wire.WAITS), len(_STATES))
 
 
 class Shown(NamedTuple):
@@ -173,7 +173,11 @@ def _add_open(progress: Array, shown: Shown, oldest: Array, clocks: HostClocks) 
 
 def _add_head(progress: Array, shown: Shown, oldest: Array, is_known: Array) -> None:
     is_idle = oldest == _NONE
-    progress["head_state"] = np.where(is_idle & is_known, _IDLE, wire.WAIT_UNKNOWN)
+    flags = _chosen(shown.operations, oldest)[0]["flags"]
+    awaits, has_begun = (flags & wire.FLAG_AWAITS_KERNEL) != 0, (flags & wire.FLAG_KERNEL) != 0
+    progress["head_state"] = np.select(
+        [is_idle & is_known, awaits, has_begun], [_IDLE, _KERNEL_WAIT, _KERNEL_BEGUN], wire.WAIT_UNKNOWN
+    )
     if is_idle.all() or len(shown.transfers) == 0:
         return
     head = np.where(is_idle, _NONE, _head_transfers(shown)[np.maximum(oldest, 0)])

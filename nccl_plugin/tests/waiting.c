@@ -246,6 +246,31 @@ static void play_hours(int version)
     close_file(&file);
 }
 
+/* Of an operation without steps, too, its slot tells whether the GPU has come to it; a send to oneself ends that. */
+static void play_kernel_awaited(int version)
+{
+    setenv("LOCKSTEP_SAMPLE", "0", 1);
+    setenv("LOCKSTEP_KERNEL", "on", 1);
+    const struct nccl nccl = load_plugin(version);
+    const struct comm comm = open_comm(&nccl, COMM_ID, 0, 2);
+    void *begun = enqueue_all_reduce(&comm, 0), *awaited = enqueue_all_reduce(&comm, 1);
+    begin_transfer(&comm, begun, 1, 0, 2, true);
+    begin_transfer(&comm, awaited, 1, 0, 2, true);
+    for (int channel = 0; channel < 2; channel++)
+        CHECK(start(&comm, &(struct event){.type = ABI_KERNEL_CHANNEL, .parent = begun, .channel = channel}) != NULL);
+    enqueue_p2p(&comm, true, 0, 64);
+    void *untold = enqueue_all_reduce(&comm, 2);
+    struct ringfile file = read_own_file();
+    const bool has_lost_count = header_of(&file)->nccl_version < 23100;
+    const unsigned either = WIRE_FLAG_AWAITS_KERNEL | WIRE_FLAG_KERNEL;
+    check_file(&file);
+    EQUAL(operation_of(&file, begun)->flags & either, WIRE_FLAG_KERNEL);
+    EQUAL(operation_of(&file, awaited)->flags & either, WIRE_FLAG_AWAITS_KERNEL);
+    EQUAL(operation_of(&file, untold)->flags & either, has_lost_count ? 0 : WIRE_FLAG_AWAITS_KERNEL);
+    EQUAL(find_record(&file, WIRE_ENQUEUED, 1)->flags & either, 0);
+    close_file(&file);
+}
+
 const struct scenario waiting_scenarios[] = {
     {"a step overtakes another", play_overtaken, NEWEST_VERSION, 4},
     {"a receive is posted again", play_posted_again, NEWEST_VERSION, OLDEST_VERSION},
@@ -254,6 +279,7 @@ const struct scenario waiting_scenarios[] = {
     {"a sender hangs", play_hang_of_sender, NEWEST_VERSION, OLDEST_VERSION},
     {"a receiver hangs", play_hang_of_receiver, NEWEST_VERSION, NEWEST_VERSION},
     {"steps are not sampled", play_unsampled, NEWEST_VERSION, OLDEST_VERSION},
+    {"a kernel is awaited", play_kernel_awaited, NEWEST_VERSION, 4},
     {"a wait of ten hours", play_hours, NEWEST_VERSION, NEWEST_VERSION},
     {NULL, NULL, 0, 0},
 };

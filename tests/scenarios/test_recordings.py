@@ -9,7 +9,7 @@ import pytest
 
 from analyzer.diagnosis import diagnose
 from analyzer.pipeline import FollowOptions
-from importers.traces.callback_capture import import_callbacks
+from importers.traces.callback_capture import Player, import_callbacks
 from lockstep.capture.exchange import load_capture
 from lockstep.capture.files import read_capture
 from lockstep.store.store import Store
@@ -33,7 +33,24 @@ def truth_of(recording: Path) -> list[dict[str, Any]]:
 def test_recording_gets_its_verdict_and_no_other(
     name: str, embedded_store: Store, tmp_path: Path, plugin_library: Path
 ) -> None:
-    recording = FOLDER / f"{name}.jsonl.xz"
+    check_verdict(FOLDER / f"{name}.jsonl.xz", embedded_store, tmp_path, plugin_library)
+
+
+STOOD = ("dp4_kernel_r2_live", "dp4_sigstop_r1_live", "cp8_sigstop_r0_live")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", long_except(STOOD[:1], STOOD))
+def test_who_does_not_come_is_named_though_no_step_was_sampled(
+    name: str, embedded_store: Store, tmp_path: Path, plugin_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = Player.environment
+    monkeypatch.setattr(Player, "environment", lambda *given: full(*given) | {"LOCKSTEP_SAMPLE": "0"})
+    check_verdict(FOLDER / f"{name}.jsonl.xz", embedded_store, tmp_path, plugin_library)
+    assert embedded_store.query("SELECT count() AS n FROM step_samples").to_pylist() == [{"n": 0}]
+
+
+def check_verdict(recording: Path, embedded_store: Store, tmp_path: Path, plugin_library: Path) -> None:
     import_callbacks([recording], tmp_path / "capture", plugin_library, lambda *_: None)
     capture = read_capture(tmp_path / "capture")
     load_capture(embedded_store, capture)

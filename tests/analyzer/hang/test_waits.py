@@ -297,5 +297,53 @@ def test_waiting_that_ends_at_two_hosts_names_neither() -> None:
     assert Job(lines=leads_away).find() == [], "one waits for somebody else"
 
 
+def kernels(*states: str, **told: object) -> list[dict[str, object]]:
+    """All are inside the same operation without steps; of its kernels it is known which have begun."""
+    return [line(rank, (11, 11, 4), state=state, **told) for rank, state in enumerate(states)]
+
+
+BEGUN, LATE = "kernel_begun", "kernel_wait"
+
+
+def test_gpu_that_never_came_to_an_operation_without_steps_is_named() -> None:
+    (finding,) = Job(lines=kernels(BEGUN, BEGUN, LATE, BEGUN), facts={"reports": reported(h1=0)}).find()
+    assert (finding.fault_class, finding.component) == ("noncomm_hang", "gpu:h1/0")
+    assert finding.ambiguous_with == ("host:h1",)
+    (finding,) = Job(lines=kernels(BEGUN, BEGUN, LATE, LATE)).find()
+    assert (finding.component, finding.evidence[-1]["ranks"]) == ("host:h1", [2, 3])
+    send, recv = (
+        line(2, (3, 3, 2), func="Send", peer=0, state=LATE),
+        line(0, (3, 3, 2), func="Recv", peer=2, state=BEGUN),
+    )
+    assert [finding.component for finding in Job(lines=[send, recv]).find()] == ["host:h1"]
+
+
+@pytest.mark.parametrize(
+    "states", [(BEGUN,) * 4, (LATE,) * 4, (BEGUN, "unknown", LATE, BEGUN), (LATE, BEGUN, LATE, BEGUN)]
+)
+def test_nobody_is_named_by_kernels_where_all_began_or_waited_or_one_is_unknown_or_two_hosts_wait(
+    states: tuple[str, ...],
+) -> None:
+    assert Job(lines=kernels(*states)).find() == []
+
+
+def test_ranks_of_one_host_that_all_wait_for_their_gpus_are_not_waited_for() -> None:
+    pair = [
+        line(0, (8, 8, 7), comm=PAIR, process=2, state=LATE),
+        line(1, (8, 8, 7), comm=PAIR, process=3, state=LATE),
+    ]
+    assert Job(comms={PAIR: [2, 3]}, lines=pair).find() == []
+
+
+def test_gpu_that_is_in_the_kernel_of_another_operation_waits_there() -> None:
+    """Rank 2 comes to nothing because it is inside the pair's operation, which rank 3 has not begun."""
+    pair = [
+        line(0, (8, 8, 7), comm=PAIR, process=2, state=BEGUN),
+        line(1, (8, 8, 7), comm=PAIR, process=3, state=LATE),
+    ]
+    (finding,) = Job(comms={PAIR: [2, 3]}, lines=[*kernels(BEGUN, BEGUN, LATE, LATE), *pair]).find()
+    assert finding.evidence[-1]["ranks"] == [3]
+
+
 def test_operation_of_which_nothing_more_is_known_is_left_unexplained() -> None:
     assert Job(lines=world()).find() == []

@@ -93,6 +93,17 @@ def test_operation_enqueued_while_detail_was_off_is_not_open_and_one_not_begun_i
     assert (unseen["oldest_open_ns"], unseen["head_state"]) == (None, "unknown")
 
 
+def test_operation_without_steps_tells_whether_its_kernel_has_begun_and_one_with_steps_what_they_wait_for() -> None:
+    for flag, state in ((0, "unknown"), (wire.FLAG_AWAITS_KERNEL, "kernel_wait"), (wire.FLAG_KERNEL, "kernel_begun")):
+        told = running(flags=wire.FLAG_SEQ_VALID | flag)
+        newer = running(2, enqueue_ticks=9 * MS, flags=wire.FLAG_SEQ_VALID | wire.FLAG_AWAITS_KERNEL)
+        for transfers in ([], [moving(wait=wire.WAIT_UNKNOWN)]):
+            (found,) = reported(row(), newer, told, *transfers)
+            assert (found["head_state"], found["head_peer"]) == (state, None)
+        (found,) = reported(row(), told, moving(wait=wire.WAIT_RECV))
+        assert (found["head_state"], found["head_peer"]) == ("recv_wait", 1)
+
+
 def written(lasted_ns: int, count: int = 5, func: int = wire.ALL_REDUCE) -> np.ndarray:
     made = np.zeros(count, KNOWN)
     made["func"], made["peer"], made["index"] = func, -1, 3
