@@ -21,7 +21,7 @@ from planner.checkpoints.checkpoint import (
     estimate_load_s,
     newest_first,
 )
-from planner.checkpoints.contents import Contents
+from planner.checkpoints.contents import Budget, Contents
 from planner.checkpoints.convert import find_obstacle
 from planner.checkpoints.intervals import expect_next_save, find_usual_interval_s
 from planner.context import Layout, Resume
@@ -185,7 +185,8 @@ class CheckpointFolders:
         rate = ReadRate(source="remote", bytes_per_s=read_mb_per_s * 1e6)
         self._options = ChoiceOptions(rates=(rate,), converter=converter)
         self._seen: dict[str, Catalogue] = {}
-        self._contents = defaultdict[str, Contents](Contents)
+        budget = Budget(every_s=_REFRESH_S)  # of all jobs together
+        self._contents = defaultdict[str, Contents](lambda: Contents(budget))
 
     def newest(self, job: str, layout: Layout | None, now_ns: int, is_resized: bool = False) -> Resume | None:
         """Return the newest checkpoint that is verified complete and loads on a layout; None: there is none.

@@ -15,14 +15,6 @@ from planner.checkpoints.checkpoint import Checkpoint, FileSeen, Finding, Folder
 from planner.checkpoints.torch_file import Readable, is_safetensors, scan_safetensors, scan_zip
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """How much may be read back in one look at a directory."""
-
-    bytes: int = 1 << 30
-    seconds: float = 1.0  # of a planner's round
-
-
 class _File:
     """A file that is open only while it is read: a scan may wait, and a file that was deleted gives its room back."""
 
@@ -54,6 +46,39 @@ class _Scan:
     damage: str | None = None
 
 
+class Budget:
+    """How much may be read back in one look, or in all looks of some seconds where several directories share it."""
+
+    def __init__(
+        self, most_bytes: int = 1 << 30, most_s: float = 1.0, every_s: float = 0.0, clock: Clock | None = None
+    ) -> None:
+        self._most = most_bytes, int(most_s * NS_PER_S)  # of a planner's round
+        self._every_ns, self._clock = int(every_s * NS_PER_S), clock or SystemClock()
+        self._filled_ns: int | None = None
+        self._bytes = self._left_ns = 0
+
+    def fill(self) -> None:
+        """Begin anew, unless that was a moment ago."""
+        now_ns = self._clock.monotonic_ns()
+        if self._filled_ns is None or now_ns - self._filled_ns >= self._every_ns:
+            self._filled_ns, (self._bytes, self._left_ns) = now_ns, self._most
+
+    def run(self, scan: _Scan) -> None:
+        """Take a scan as far as the budget goes."""
+        begun_ns = self._clock.monotonic_ns()
+        try:
+            while not scan.is_over and self._bytes > 0 and self._clock.monotonic_ns() - begun_ns < self._left_ns:
+                step = next(scan.steps, None)
+                scan.is_over = step is None
+                scan.read += step or 0
+                self._bytes -= step or 0
+        except BadInput as damage:
+            scan.is_over, scan.damage = True, str(damage)
+        finally:
+            self._left_ns -= self._clock.monotonic_ns() - begun_ns
+            scan.file.close()
+
+
 @dataclass(frozen=True, slots=True)
 class _Verified:
     """A checkpoint that was found complete, and the files that it had then."""
@@ -67,8 +92,7 @@ class _Verified:
 class Contents:
     """Reads what complete checkpoints hold; one object serves all looks at a directory."""
 
-    budget: Budget = Budget()
-    clock: Clock = field(default_factory=SystemClock)
+    budget: Budget = field(default_factory=Budget)
     _verified: dict[str, _Verified] = field(default_factory=dict)
     _scans: dict[FileSeen, _Scan] = field(default_factory=dict)
 
@@ -89,19 +113,19 @@ class Contents:
 
     def read_back(self, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
         """Return checkpoints in their order, each complete one with how much of it was read back by now."""
-        left = _Left(self.budget, self.clock)
-        read = [self._read_one(each, left) if each.state == "complete" else each for each in checkpoints]
+        self.budget.fill()
+        read = [self._read_one(each) if each.state == "complete" else each for each in checkpoints]
         held = {seen for each in read if each.path in self._verified for seen in self._verified[each.path].files}
         self._verified = {each.path: self._verified[each.path] for each in read if each.path in self._verified}
         self._scans = {seen: scan for seen, scan in self._scans.items() if seen in held}
         return read
 
-    def _read_one(self, checkpoint: Checkpoint, left: "_Left") -> Checkpoint:
+    def _read_one(self, checkpoint: Checkpoint) -> Checkpoint:
         unread = 0
         for seen, file in self._verified[checkpoint.path].holds_tensors.items():
             scan = self._scans.setdefault(seen, _Scan(file, _scan(file, seen.bytes)))
             try:
-                left.run(scan)
+                self.budget.run(scan)
             except OSError as error:  # gone by now, or a disk that fails: it is tried again
                 del self._scans[seen]
                 return _changed(checkpoint, "unverified", f"{file.path.name} cannot be read: {error.strerror}")
@@ -112,27 +136,6 @@ class Contents:
             unread += 0 if scan.is_over else max(seen.bytes - scan.read, 1)
         message = f"{unread / 1e9:.3g} GB of it are not read back yet" if unread else "its records were read back"
         return _changed(checkpoint, "complete", f"{checkpoint.reason}; {message}")
-
-
-class _Left:
-    """What is left of a budget."""
-
-    def __init__(self, budget: Budget, clock: Clock) -> None:
-        self._bytes, self._clock = budget.bytes, clock
-        self._end_ns = clock.monotonic_ns() + int(budget.seconds * NS_PER_S)
-
-    def run(self, scan: _Scan) -> None:
-        """Take a scan as far as the budget goes."""
-        try:
-            while not scan.is_over and self._bytes > 0 and self._clock.monotonic_ns() < self._end_ns:
-                step = next(scan.steps, None)
-                scan.is_over = step is None
-                scan.read += step or 0
-                self._bytes -= step or 0
-        except BadInput as damage:
-            scan.is_over, scan.damage = True, str(damage)
-        finally:
-            scan.file.close()
 
 
 def _scan(file: _File, size: int) -> Iterator[int]:

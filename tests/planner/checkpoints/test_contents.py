@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lockstep.clock import ManualClock
 from planner.checkpoints.choose import choose_checkpoint
 from planner.checkpoints.contents import Budget, Contents
 from tests.planner.checkpoints.build import DATA, OLD_NS, copy_real, make_old, read, read_one
@@ -117,14 +118,14 @@ def test_budget_goes_to_the_newest_first_and_what_it_did_not_reach_is_said_and_r
     for step in (1, 2):
         copy_real("dcp/step-200", tmp_path / f"step-{step}")
     size = sum(file.stat().st_size for file in (DATA / "dcp" / "step-200").glob("*.distcp"))
-    contents = Contents(Budget(bytes=size // 6, seconds=60.0))
+    contents = Contents(Budget(size // 6, 60.0))
     looks = [read(tmp_path, contents=contents).checkpoints for _ in range(12)]
     unread = [["not read back yet" in each.reason for each in look] for look in looks]
     assert unread[0] == [True, True]
     assert [False, True] in unread, "the newest is read to its end before the other is begun"
     assert unread[-1] == [False, False]
     assert {each.state for look in looks for each in look} == {"complete"}
-    late = read(tmp_path, contents=Contents(Budget(seconds=0.0))).checkpoints
+    late = read(tmp_path, contents=Contents(Budget(most_s=0.0))).checkpoints
     assert late[0].reason.endswith("; 9.16e-05 GB of it are not read back yet")
 
 
@@ -132,7 +133,7 @@ def test_file_that_is_written_or_goes_away_meanwhile_is_not_called_unreadable(tm
     shard = copy_real("dcp/step-200", tmp_path / "step-200") / "__3_0.distcp"
 
     def change_it(change: Callable[[], object]) -> tuple[str, str]:
-        contents = Contents(Budget(seconds=0.0))
+        contents = Contents(Budget(most_s=0.0))
         listed = read(tmp_path, contents=contents).checkpoints
         change()
         contents.budget = Budget()
@@ -144,3 +145,22 @@ def test_file_that_is_written_or_goes_away_meanwhile_is_not_called_unreadable(tm
     make_old(shard.parent)
     gone = change_it(shard.unlink)
     assert gone == ("unverified", "__3_0.distcp cannot be read: No such file or directory")
+
+
+def test_directories_that_share_a_budget_do_not_get_it_each(tmp_path: Path) -> None:
+    for job in ("a", "b"):
+        copy_real("dcp/step-200", tmp_path / job / "step-200")
+    clock = ManualClock()
+    budget = Budget(9_000, every_s=5.0, clock=clock)
+    readers = {job: Contents(budget) for job in ("a", "b")}
+
+    def look() -> list[bool]:
+        found = {job: read(tmp_path / job, contents=contents).checkpoints[0] for job, contents in readers.items()}
+        return ["not read back yet" in each.reason for each in found.values()]
+
+    assert [look() for _ in range(9)] == [[True, True]] * 9, "no time has passed"
+    seen = []
+    for _ in range(9):
+        clock.advance(5)
+        seen.append(look())
+    assert seen.index([False, True]) < seen.index([False, False])
