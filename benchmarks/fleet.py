@@ -26,7 +26,7 @@ from benchmarks.fleet_outage import (
     settle,
 )
 from benchmarks.fleet_run import Judgement, RunPlan, judge, run_fleet
-from benchmarks.small_jobs import lag_figure
+from benchmarks.small_jobs import hostile_figures, lag_figure
 from lockstep.clock import NS_PER_S, SystemClock
 from lockstep.errors import LockstepError
 
@@ -34,6 +34,7 @@ FLOOR_AGENTS, GOAL_AGENTS = 256, 1_280
 _FLOOR_DELAY_S, _GOAL_DELAY_S = 5.0, 2.0  # as for one host, from ring to row
 _DRAIN_S = 60.0
 _JOBS = 100
+_OF_POISONED, _INVENTED = 50, 1_000  # jobs
 _GAP_S = 5  # between the seconds that rows of two runs carry
 
 
@@ -86,7 +87,10 @@ class FleetResult:
 def measure(quick: bool, note: Note, jobs: bool = False) -> tuple[Figure, ...]:
     """Return the figures of the fleet; with `jobs` that of the analyzer that follows many of them."""
     if jobs:
-        return (lag_figure(10 if quick else _JOBS),)
+        return (
+            lag_figure(10 if quick else _JOBS),
+            *hostile_figures(*((5, 20) if quick else (_OF_POISONED, _INVENTED))),
+        )
     options = QUICK if quick else Options()
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder:
         return tuple(figures_of(measure_fleet(options, Path(folder), note), quick))
