@@ -140,7 +140,7 @@ def create_app(parts: Parts) -> FastAPI:
     install_protection(app, parts)
     app.state.incident_pages = IncidentPages(parts.control, parts.clock)
     app.state.matrices = MatrixCache(parts.store, parts.clock)
-    app.state.checkpoints = open_folders(parts.settings.planner)
+    app.state.checkpoints = open_folders(parts.settings.planner, parts.control)
     app.state.operations = Operations(parts.clock)
     for router in ROUTERS:
         app.include_router(router)

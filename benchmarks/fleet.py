@@ -26,7 +26,7 @@ from benchmarks.fleet_outage import (
     settle,
 )
 from benchmarks.fleet_run import Judgement, RunPlan, judge, run_fleet
-from benchmarks.small_jobs import lag_figure
+from benchmarks.small_jobs import hostile_figures, lag_figure
 from lockstep.clock import NS_PER_S, SystemClock
 from lockstep.errors import LockstepError
 
@@ -35,6 +35,7 @@ _FLOOR_DELAY_S, _GOAL_DELAY_S = 5.0, 2.0  # as for one host, from ring to row
 _DRAIN_S = 60.0
 _JOBS = 100
 _PROCESSES = (1, 2, 4)  # of the analyzer
+_OF_POISONED, _INVENTED = 50, 1_000  # jobs
 _GAP_S = 5  # between the seconds that rows of two runs carry
 
 
@@ -87,8 +88,8 @@ class FleetResult:
 def measure(quick: bool, note: Note, jobs: bool = False) -> tuple[Figure, ...]:
     """Return the figures of the fleet; with `jobs` that of the analyzer that follows many of them."""
     if jobs:
-        followed = 10 if quick else _JOBS
-        return tuple(lag_figure(followed, processes) for processes in _PROCESSES)
+        lags = (lag_figure(10 if quick else _JOBS, processes) for processes in _PROCESSES)
+        return (*lags, *hostile_figures(*((5, 20) if quick else (_OF_POISONED, _INVENTED))))
     options = QUICK if quick else Options()
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder:
         return tuple(figures_of(measure_fleet(options, Path(folder), note), quick))

@@ -46,6 +46,9 @@ _FLOOR, _GOAL = 50, 200  # jobs
 _LAG_FLOOR_S, _LAG_GOAL_S = 5.0, 3.0
 _MOST_JOBS = 10_000
 _CAPTURE_FLOOR_S, _CAPTURE_GOAL_S = 5.0, 2.0
+_REAL_JOBS = 10
+_ROUND_FLOOR_S = 2.0  # of a hop: more, and the analysis falls behind
+_HUGE_RANK, _YEAR_2200_NS = 2**31, 7_258_118_400 * NS_PER_S
 _SLOW_NIC = "nic:h3/eth3"
 _SEED = 1
 
@@ -101,6 +104,14 @@ class Spent:
         return f"{shares}; {self.statements} statements for {self.evaluations} evaluations"
 
 
+@dataclass(frozen=True)
+class Hostile:
+    """What stands in the store besides jobs that are sound."""
+
+    poisons: bool = False  # the first job has a rank, times and a watermark that cannot be
+    invents: int = 0  # jobs that one of its hosts made up
+
+
 def measure_jobs(jobs: int) -> Spent:
     """Follow so many jobs for some hops, after half a minute in which their steps are learnt."""
     with tempfile.TemporaryDirectory(prefix="lockstep-jobs-") as folder:
@@ -122,6 +133,40 @@ def lag_figure(jobs: int, processes: int) -> Figure:
     beside = f"p50 {p50:.1f} s, {jobs} jobs of 8 ranks, {len(lags_s)} lags; rows in the store at once"
     words = f"analysis behind a job, p99, {processes} processes"
     return Figure(words, float(p99), "s", _LAG_FLOOR_S, _LAG_GOAL_S, False, beside)
+
+
+def hostile_figures(jobs: int, invented: int) -> tuple[Figure, ...]:
+    """Return what one job with nonsense in the store costs the others, and what jobs cost that one host made up."""
+    lags_s = [measure_lags(jobs, Hostile(poisons=poisons)) for poisons in (False, True)]
+    alone_s, beside_s = (measure_round(_REAL_JOBS, Hostile(invents=count)) for count in (0, invented))
+    sound, poisoned = (float(np.quantile(each, 0.99)) for each in lags_s)
+    beside = (
+        f"{sound:.2f} s without it; {jobs - 1} jobs beside one with rank 2^31, times of 1970 and 2200, watermark 1"
+    )
+    round_of = f"{alone_s:.2f} CPU s without them; {_REAL_JOBS} jobs that are real"
+    return (
+        Figure(
+            "analysis behind others of a poisoned job, p99", poisoned, "s", _LAG_FLOOR_S, _LAG_GOAL_S, False, beside
+        ),
+        Figure(
+            f"round, {invented} jobs of one host's making", beside_s, "CPU s", _ROUND_FLOOR_S, None, False, round_of
+        ),
+    )
+
+
+def measure_lags(jobs: int, hostile: Hostile) -> list[float]:
+    """Return by round and job how far behind the analysis was, but for the first job, which may be poisoned."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-jobs-") as folder:
+        in_own_process(_fill, Path(folder) / "store", jobs, hostile)
+        return in_own_process(_find_lags, Path(folder), ALL_JOBS, "job0")
+
+
+def measure_round(jobs: int, hostile: Hostile) -> float:
+    """Return the CPU seconds of a round in which all jobs are due."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-jobs-") as folder:
+        in_own_process(_fill, Path(folder) / "store", jobs, hostile)
+        spent = in_own_process(_follow, Path(folder))
+    return spent.cpu_s * _HOP_S / (_SECONDS - _LEARNT_S)
 
 
 def measure_capture() -> Spent:
@@ -167,23 +212,42 @@ def _simulate(hosts: int, gpus: int, seconds: int, *faults: str) -> tuple[dict[s
     return {name: pa.concat_tables(rows) for name, rows in parts.items()}, scenario
 
 
-def _fill(folder: Path, jobs: int) -> None:
+def _fill(folder: Path, jobs: int, hostile: Hostile | None = None) -> None:
     tables, _ = _simulate(2, 4, _SECONDS)
+    hostile = hostile or Hostile()
     with closing(TimedStore(folder)) as store:
         migrate(store, Layout(store.database), _START_NS)
         for name, rows in tables.items():
             if "host" in rows.column_names:
-                copies = pa.concat_tables([_renamed(rows, number) for number in range(jobs)])
-                store.insert(TABLE_BY_NAME[name], copies, name)
+                copies = [_renamed(rows, f"job{number}", f"job{number}-") for number in range(jobs)]
+                if "job" in rows.column_names:
+                    told = rows.filter(pc.equal(rows["host"].cast(pa.string()), "h0"))
+                    copies += [_renamed(told, f"made-up{number}", "job0-") for number in range(hostile.invents)]
+                copies += [_poisoned(copies[0], TABLE_BY_NAME[name].time or "")] if hostile.poisons else []
+                store.insert(TABLE_BY_NAME[name], pa.concat_tables(copies), name)
 
 
-def _renamed(rows: pa.Table, number: int) -> pa.Table:
+def _renamed(rows: pa.Table, job: str, hosts: str) -> pa.Table:
     """Return the rows as those of another job on other hosts."""
-    hosts = pc.binary_join_element_wise(f"job{number}", rows["host"].cast(pa.string()), "-")
-    names = {"host": hosts, "job": pa.array([f"job{number}"] * rows.num_rows)}
-    for name in names.keys() & set(rows.column_names):
+    names = pc.binary_join_element_wise(pa.scalar(hosts), rows["host"].cast(pa.string()), "")
+    return _with(rows, host=names, job=pa.array([job] * rows.num_rows))
+
+
+def _poisoned(rows: pa.Table, time: str) -> pa.Table:
+    """Return two rows that cannot be: of 1970 and of 2200, of a huge rank alone in its communicator."""
+    first = pa.concat_tables([rows.slice(0, 1)] * 2)
+    impossible = {"rank": [_HUGE_RANK] * 2, "nranks": [1] * 2, "watermark_ns": [1] * 2, "nnodes": [1] * 2}
+    return _with(
+        first,
+        **{name: pa.array(values) for name, values in impossible.items()},
+        **{time: pa.array([1, _YEAR_2200_NS])},
+    )
+
+
+def _with(rows: pa.Table, **columns: pa.Array) -> pa.Table:
+    for name in columns.keys() & set(rows.column_names):
         field = rows.schema.field(name)
-        rows = rows.set_column(rows.column_names.index(name), field, names[name].cast(field.type))
+        rows = rows.set_column(rows.column_names.index(name), field, columns[name].cast(field.type))
     return rows
 
 
@@ -206,7 +270,7 @@ def _following(folder: Path, announce: Announce, shard: Shard = ALL_JOBS) -> Ite
         yield store, control, partial(service.run_once, lease)
 
 
-def _find_lags(folder: Path, shard: Shard) -> list[float]:
+def _find_lags(folder: Path, shard: Shard = ALL_JOBS, without: str = "") -> list[float]:
     """Return by round and job how far behind it was; a round begins a second after the last, or at its end."""
     lags_s: list[float] = []
     now_ns = _START_NS + _LEARNT_S * NS_PER_S
@@ -215,7 +279,7 @@ def _find_lags(folder: Path, shard: Shard) -> list[float]:
             judged = read_jobs(control, _MOST_JOBS)
             _, _, cpu_s = clocked(partial(evaluate, now_ns))
             ended_ns = now_ns + int(cpu_s * NS_PER_S)
-            lags_s += [(ended_ns - until_ns) / NS_PER_S for until_ns in judged.values()]
+            lags_s += [(ended_ns - until_ns) / NS_PER_S for job, until_ns in judged.items() if job != without]
             now_ns = max(now_ns, ended_ns - NS_PER_S)
     return lags_s
 

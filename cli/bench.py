@@ -24,7 +24,10 @@ def command(
         bool,
         typer.Option("--full", help="Of accuracy: every variant with every seed; of soak: a day instead of an hour."),
     ] = False,
-    jobs: Annotated[bool, typer.Option("--jobs", help="Of fleet: how far behind 100 jobs the analysis is.")] = False,
+    jobs: Annotated[
+        bool,
+        typer.Option("--jobs", help="Of fleet: how far behind 100 jobs the analysis is, and beside hostile ones."),
+    ] = False,
     worlds: Annotated[
         int, typer.Option("--worlds", min=0, help="Of accuracy: so many worlds drawn from --seed.")
     ] = 0,

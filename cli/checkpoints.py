@@ -13,6 +13,7 @@ from lockstep.errors import BadInput
 from planner.checkpoints.catalogue import read_catalogue
 from planner.checkpoints.checkpoint import Catalogue, Checkpoint, ReadRate, SavedLayout, estimate_load_s
 from planner.checkpoints.choose import Choice, ChoiceOptions, choose_checkpoint
+from planner.checkpoints.contents import Budget, Contents
 from planner.checkpoints.intervals import (
     FailureRate,
     Saving,
@@ -21,6 +22,8 @@ from planner.checkpoints.intervals import (
     find_usual_interval_s,
     say_time,
 )
+
+_MOST_READ_BYTES = 1 << 40  # it is the seconds that end it
 
 
 def command(
@@ -39,6 +42,9 @@ def command(
     save_s: Annotated[float | None, typer.Option(help="Seconds for which a save holds the job up.")] = None,
     failures: Annotated[int | None, typer.Option(help="Failures that were seen,")] = None,
     node_days: Annotated[float | None, typer.Option(help="in so many node-days.")] = None,
+    read_s: Annotated[
+        float, typer.Option(help="Seconds for reading files back; what they do not reach is said.")
+    ] = 30.0,
     as_json: AsJson = False,
 ) -> None:
     """List the checkpoints below a folder: step, layout, format, age, bytes, and whether they are complete."""
@@ -46,7 +52,7 @@ def command(
     wanted = _read_saving(nodes, save_s, failures, node_days)
     layout = _read_layout(target) if target else None
     now_ns = SystemClock().now_ns()
-    catalogue = read_catalogue(folder, now_ns, job=job)
+    catalogue = read_catalogue(folder, now_ns, job=job, contents=Contents(Budget(_MOST_READ_BYTES, read_s)))
     choice = choose_checkpoint(catalogue, layout, ChoiceOptions(rates)) if layout else None
     interval = None
     if wanted:  # beside the interval that is seen between the checkpoints

@@ -90,6 +90,7 @@ class Execution(Frozen):
     steps: tuple[Step, ...] = ()
     new_job: str | None = Field(None, description="the restarted job as the controller calls it")
     reason: str = Field("", description="why it ended as it did")
+    unloadable: tuple[str, ...] = Field((), description="checkpoints from which the restarted job failed to start")
 
     @property
     def outcome(self) -> str:

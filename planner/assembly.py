@@ -36,7 +36,7 @@ from planner.node_return import CommandTester, Returner
 from planner.rebalance import Rebalancer
 from planner.service import PlannerService
 from planner.snapshot import EvidenceReader, FactReader, JobHint
-from planner.steps import names_of
+from planner.steps import find_unloadable, names_of
 
 _RECENT = 200  # executions by which the earlier names of a job are known
 
@@ -84,7 +84,13 @@ def make_planner(
     """Return the planner; without a controller it decides and carries nothing out."""
     wanted = settings.planner
     controller = controller_of(settings)
-    folders = CheckpointFolders(wanted.checkpoints, wanted.read_mb_per_s, wanted.checkpoint_quiet_s, wanted.converter)
+    folders = CheckpointFolders(
+        wanted.checkpoints,
+        wanted.read_mb_per_s,
+        wanted.checkpoint_quiet_s,
+        wanted.converter,
+        lambda: find_unloadable(list_executions(control, limit=_RECENT)),
+    )
     checkpoints = folders if wanted.checkpoints else None
     cluster = ClusterFacts(
         spares=wanted.spares,

@@ -18,6 +18,7 @@ from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import (
     find_execution,
     get_decision,
+    list_executions,
     list_isolated,
     list_orders,
     save_execution,
@@ -34,6 +35,7 @@ from planner.steps import (
     mark_answered,
     mark_begun,
     mark_progress,
+    mark_unloadable,
     next_step,
     restart_order,
     undo,
@@ -70,7 +72,10 @@ def _is_forgotten(run: Execution | None, row: Isolated | None) -> bool:
 
 _log = structlog.get_logger("executing")
 _COMPARE_NS = 60 * NS_PER_S  # between two looks at whether nodes are as we wrote them down
+_LOADING_NS = 120 * NS_PER_S  # a job that fails sooner after its start has not got behind loading its checkpoint
+_CHECK_NS = 10 * NS_PER_S  # between two checks of jobs that load; a decision about them comes later than that
 _ORDERS_NS = 7 * 86_400 * NS_PER_S  # a planner that was away for longer asks nobody to remember
+_MOST_LOADING = 20  # executions that are looked at: more were not begun in two minutes
 _WATCH_S = 600.0  # is waited for a restarted job to run
 _SETTLE_S = 60.0  # is waited for the incident to end after a cure in place
 
@@ -87,7 +92,7 @@ class Executor:
     ) -> None:
         self._control, self._controller = control, controller
         self._passing, self._converter = passing, converter or Converter()
-        self._compared_ns = 0
+        self._compared_ns = self._checked_ns = 0
 
     def run_once(self, lease: Lease, now_ns: int) -> int:
         """Do the next act of each unfinished execution; return how many are left."""
@@ -98,7 +103,21 @@ class Executor:
             self._compared_ns = now_ns
             with suppress(ControllerDown):
                 reconcile(self._control, self._controller, lease, now_ns)
+        if now_ns - self._checked_ns >= _CHECK_NS:
+            self._checked_ns = now_ns
+            self._mark_unloadable(lease, now_ns)
         return len(found)
+
+    def _mark_unloadable(self, lease: Lease, now_ns: int) -> None:
+        """Write down of a job that ran and failed soon that it could not start from its checkpoint."""
+        for run in list_executions(self._control, limit=_MOST_LOADING):
+            if run.state != "done" or run.new_job is None or now_ns - (run.ended_ns or 0) > _LOADING_NS:
+                continue
+            with suppress(ControllerDown, BadInput):
+                view = self._controller.job(run.new_job)
+                if view is not None and view.state == "failed" and not run.unloadable:
+                    failed = mark_unloadable(run, get_decision(self._control, run.decision))
+                    save_execution(self._control, failed, lease, why=f"{run.new_job} failed soon after its start")
 
     def undo(self, execution: Execution, why: str, lease: Lease, now_ns: int) -> None:
         """Turn an execution round, finished or not; its releases follow in the next rounds."""
@@ -118,7 +137,7 @@ class Executor:
         decision = get_decision(self._control, execution.decision)
         act = execution.steps[index].act
         if act == "watch":
-            self._watch(execution, index, lease, now_ns)
+            self._watch(execution, index, decision, lease, now_ns)
         elif act == "convert":
             self._convert(execution, index, decision, lease, now_ns)
         else:
@@ -202,7 +221,7 @@ class Executor:
         elif progress.message != execution.steps[index].message:
             save_execution(self._control, mark_progress(execution, index, progress.message), lease)
 
-    def _watch(self, execution: Execution, index: int, lease: Lease, now_ns: int) -> None:
+    def _watch(self, execution: Execution, index: int, decision: Decision, lease: Lease, now_ns: int) -> None:
         """See whether the cure has worked; nothing is written while that is open."""
         step = execution.steps[index]
         if step.state == "waiting":
@@ -213,6 +232,7 @@ class Executor:
         if report is not None:
             self._passing("asked watch")
             after = mark_answered(execution, index, report, now_ns)
+            after = mark_unloadable(after, decision) if report.is_job_failed else after
             save_execution(self._control, after, lease, why=f"watch {step.subject}: {report.what}")
             self._passing("answered watch")
 
@@ -230,7 +250,9 @@ class Executor:
             return self._check_incident(execution, waited_s=0) or too_late
         if job.state == "running":
             return Report("done", f"{job.id} is running on {', '.join(job.nodes) or 'its nodes'}")
-        return Report("refused", f"{job.id} has {job.state} again") if job.state != "waiting" else too_late
+        if job.state == "waiting":
+            return too_late
+        return Report("refused", f"{job.id} has {job.state} again", is_job_failed=job.state == "failed")
 
     def _check_incident(self, execution: Execution, waited_s: float) -> Report | None:
         if get_incident(self._control, execution.incident).state == "closed":

@@ -134,6 +134,26 @@ def _add_failure(step: Step, report: Report, now_ns: int) -> tuple[Failure, ...]
     return (*step.failures, Failure(ts_ns=now_ns, message=report.what))[-_FAILURES_KEPT:]
 
 
+def mark_unloadable(execution: Execution, decision: Decision) -> Execution:
+    """Return the execution with the checkpoints that its job, which failed, was started from."""
+    wanted = find_conversion(decision)
+    loaded = (decision.resume or {}).get("checkpoint")
+    names = (loaded, wanted.source if wanted else None)
+    return execution.model_copy(update={"unloadable": tuple(name for name in names if name)})
+
+
+def find_unloadable(runs: Sequence[Execution]) -> dict[str, tuple[int, str]]:
+    """Return checkpoints from which a restarted job failed: until when that was seen, and a sentence."""
+    return {
+        path: (
+            run.ended_ns or run.began_ns,
+            f"{run.new_job} was started from it and failed ({run.decision})",
+        )
+        for run in reversed(runs)  # the newest comes first
+        for path in run.unloadable
+    }
+
+
 def give_up(execution: Execution, why: str, now_ns: int) -> Execution:
     """Return an execution that has failed: what it isolated is released, unless the job has left it already."""
     if any(step.act == "restart" and step.state == "done" for step in execution.steps):

@@ -5,9 +5,12 @@ from pydantic import Field
 from api.query import Page, SortKey, cut_sorted, show_timestamp
 from lockstep.errors import NotPresent
 from lockstep.sections import PlannerSettings
+from lockstep.state.database import ControlDatabase
+from lockstep.state.decisions import list_executions
 from lockstep.verdict import Frozen
 from planner.checkpoints.checkpoint import Catalogue, Checkpoint, newest_first
 from planner.checkpoints.choose import CheckpointFolders
+from planner.steps import find_unloadable
 
 
 class ShownCheckpoint(Frozen):
@@ -39,11 +42,16 @@ class Checkpoints(Page[ShownCheckpoint]):
     remarks: tuple[str, ...] = ()
 
 
-def open_folders(settings: PlannerSettings) -> CheckpointFolders | None:
+def open_folders(settings: PlannerSettings, control: ControlDatabase | None = None) -> CheckpointFolders | None:
     """Return what looks at checkpoints as the planner does; None where nobody said where they are."""
     if not settings.checkpoints:
         return None
-    return CheckpointFolders(settings.checkpoints, settings.read_mb_per_s, settings.checkpoint_quiet_s)
+    return CheckpointFolders(
+        settings.checkpoints,
+        settings.read_mb_per_s,
+        settings.checkpoint_quiet_s,
+        unloadable=lambda: find_unloadable(list_executions(control)) if control else {},
+    )
 
 
 def read_checkpoints(

@@ -113,6 +113,15 @@ class DutyOptions:
     lease_s: float = 15.0
 
 
+def _is_fresh(lease: Lease, ttl_ns: int, now_ns: int) -> bool:
+    """Return whether two thirds of a lease are left, as while `_keep` renews it; every renewal is a write to a disk.
+
+    Who has lost it meanwhile is told when saving: that asks for the generation. More than all of it is left after a
+    clock was set back.
+    """
+    return 2 * ttl_ns <= 3 * (lease.expires_ns - now_ns) <= 3 * ttl_ns
+
+
 def unique_holder() -> str:
     """Return a name for this process in leases."""
     return f"{socket.gethostname()}/{os.getpid()}/{os.urandom(4).hex()}"
@@ -181,11 +190,12 @@ class Duty:
             self._clock.wait(self._woken, self._options.period_s)
 
     def run_once(self) -> None:
-        """Take or renew the lease and do the work once; faults are kept in `trouble` and do not end the duty."""
+        """Hold the lease and do the work once; faults are kept in `trouble` and do not end the duty."""
         try:
             now_ns = self._clock.now_ns()
             ttl_ns = int(self._options.lease_s * NS_PER_S)
-            self._note_lease(take_lease(self._control, self.name, self._holder, ttl_ns, now_ns))
+            if self._lease is None or not _is_fresh(self._lease, ttl_ns, now_ns):
+                self._note_lease(take_lease(self._control, self.name, self._holder, ttl_ns, now_ns))
             if self._lease:
                 self._work_on(self._lease, now_ns, ttl_ns)
             self._note_trouble(None)

@@ -1,7 +1,8 @@
 """The catalogue of a directory: each checkpoint in it, complete or not and why. Here the planner touches files.
 
-A job's directory is read again and again. What was verified and has not changed since (same files, bytes and newest
-time) is not verified again; what has grown, or changed a moment ago, is being written. Every file is looked at once.
+A job's directory is read again and again. What was verified and has not changed since (the same files of the same
+lengths and times) is not verified again; what has grown, or changed a moment ago, is being written. What is complete
+by names and lengths is then read back (contents.py), the newest first.
 """
 
 import re
@@ -25,6 +26,7 @@ from planner.checkpoints.checkpoint import (
     name_some,
     newest_first,
 )
+from planner.checkpoints.contents import Contents
 from planner.checkpoints.dcp import check_dcp, check_torch_dist, is_dcp, is_torch_dist
 from planner.checkpoints.zero import check_universal, check_zero, is_universal, is_zero, list_parameters
 
@@ -48,18 +50,21 @@ def read_catalogue(
     *,
     job: str | None = None,
     before: Catalogue | None = None,
+    contents: Contents | None = None,
     options: ReadOptions | None = None,
 ) -> Catalogue:
-    """Return all checkpoints below a folder; with the catalogue `before`, only what changed is verified again."""
-    reader = _Reader(top, now_ns, before, options or ReadOptions())
+    """Return all checkpoints below a folder; with `contents` of the look before, only what changed is verified."""
+    contents = contents or Contents()
+    reader = _Reader(top, now_ns, before, contents, options or ReadOptions())
     for folder, kind in reader.walk():
         reader.read(folder, kind)
+    checkpoints = contents.read_back(sorted(reader.found, key=newest_first))
     return Catalogue(
         job=job,
         folder=str(top),
         seen_ns=now_ns,
-        checkpoints=tuple(sorted(reader.found, key=newest_first)),
-        remarks=(*reader.remarks, *explain_pointers(reader.pointers, reader.found)),
+        checkpoints=tuple(checkpoints),
+        remarks=(*reader.remarks, *explain_pointers(reader.pointers, checkpoints)),
     )
 
 
@@ -85,8 +90,10 @@ def find_step(path: Path, top: Path) -> int | None:
 class _Reader:
     """One reading of a directory: what was found so far, and what could not be read."""
 
-    def __init__(self, top: Path, now_ns: int, before: Catalogue | None, options: ReadOptions) -> None:
-        self.top, self.now_ns, self.options = top, now_ns, options
+    def __init__(
+        self, top: Path, now_ns: int, before: Catalogue | None, contents: Contents, options: ReadOptions
+    ) -> None:
+        self.top, self.now_ns, self.contents, self.options = top, now_ns, contents, options
         self.known = {each.path: each for each in before.checkpoints} if before else {}
         self.found: list[Checkpoint] = []
         self.remarks: list[str] = []
@@ -138,12 +145,11 @@ class _Reader:
         inner = list_parameters(folder) if kind == "universal" else []
         files = [file for each in (folder, *inner) for file in each.files.values()]
         size, newest_ns = sum(file.bytes for file in files), max((file.changed_ns for file in files), default=0)
+        if verified := self.contents.recall(str(folder.path), files):
+            return verified
         before = self.known.get(str(folder.path))
-        same = before and (before.files, before.bytes, before.saved_ns) == (len(files), size, newest_ns)
-        if before and same and before.state == "complete":
-            return before
         finding = self._find_writing(folder, before, size, newest_ns) or _check(folder, kind, inner)
-        return Checkpoint(
+        made = Checkpoint(
             path=str(folder.path),
             format=kind,
             step=finding.step if finding.step is not None else find_step(folder.path, self.top),
@@ -158,6 +164,9 @@ class _Reader:
             convert_flags=finding.convert_flags,
             experts=finding.experts,
         )
+        if made.state == "complete":
+            self.contents.remember(made, (folder, *inner), finding)
+        return made
 
     def _find_writing(self, folder: Folder, before: Checkpoint | None, size: int, newest_ns: int) -> Finding | None:
         """Return that a checkpoint is being written, or None: seen to grow, or changed a moment ago."""

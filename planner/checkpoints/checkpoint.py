@@ -2,23 +2,21 @@
 
 import os
 import stat
-import struct
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from lockstep.clock import NS_PER_S
-from lockstep.errors import BadInput
 from lockstep.verdict import Frozen
-from planner.checkpoints.inert_pickle import read_state
+from planner.checkpoints.torch_file import find_damage
 
 Format = Literal["dcp", "torch_dist", "ds_zero", "universal"]
-State = Literal["complete", "writing", "incomplete", "unverified"]
+# Unreadable: all of it is there, and it cannot be loaded.
+State = Literal["complete", "writing", "incomplete", "unverified", "unreadable"]
 # Where it lies, nearest first: memory of a rank with the same state, of this host, a disk here, a shared store.
 Source = Literal["peer", "memory", "local", "remote"]
 # Which layouts can load it: any, those with the same tp, pp and ep, any after a conversion, or only its own.
@@ -124,10 +122,16 @@ _MOST_ENTRIES = 200_000  # of one folder: more is not a checkpoint, and looking 
 
 @dataclass(frozen=True, slots=True)
 class FileSeen:
-    """A plain file."""
+    """A plain file; one that is equal to it later has not changed."""
 
     bytes: int
     changed_ns: int
+    device: int
+    inode: int
+
+    @classmethod
+    def of(cls, about: os.stat_result) -> "FileSeen":
+        return cls(about.st_size, about.st_mtime_ns, about.st_dev, about.st_ino)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +162,7 @@ def list_folder(path: Path) -> Folder:
             if entry.is_dir():
                 folders.append((entry.is_symlink(), entry.name))
             elif stat.S_ISREG((seen := entry.stat()).st_mode):  # opening a pipe would wait for ever
-                files[entry.name] = FileSeen(seen.st_size, seen.st_mtime_ns)
+                files[entry.name] = FileSeen.of(seen)
         except OSError as error:  # a link that leads nowhere or to itself, or a file that has just gone
             problems.append(f"{entry.path} cannot be read: {error.strerror}")
     problem = "; ".join(sorted(problems)[:3]) or None
@@ -168,75 +172,8 @@ def list_folder(path: Path) -> Folder:
     return Folder(path, files, tuple(name for _, name in sorted(folders)), problem)
 
 
-_BEGIN, _ENTRY = b"PK\x03\x04", b"PK\x01\x02"
-_END = struct.Struct("<4s4H2LH")  # end of central directory, APPNOTE 4.3.16
-_LOCATOR = struct.Struct("<4sLQL")  # of the 64-bit end, 4.3.15
-_END_64 = struct.Struct("<4sQ2H2L4Q")  # 4.3.14
-_TAIL = _END_64.size + _LOCATOR.size + _END.size  # torch writes no comment after them
-_MOST_DIRECTORY_BYTES = 64 << 20  # some 100 bytes for each tensor
-_MOST_PICKLE_BYTES = 256 << 20
-
-
-def find_damage(path: Path, size: int) -> str | None:
-    """Return what is wrong with a file of that size, or None where its begin, its end and its directory are there."""
-    if size == 0:
-        return "is empty"
-    try:
-        with path.open("rb") as file:
-            return None if _find_directory(file, size) else "is cut short or no file of torch: its zip has no end"
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-
-
-def read_saved(path: Path, size: int) -> Mapping[Any, Any]:  # Any: what a job saved
-    """Return the dictionary that torch.save wrote, its tensors left out, or raise BadInput with a sentence.
-
-    Such a file is a zip whose directory stands at its end: a file that was cut short has lost it.
-    """
-    try:
-        with path.open("rb") as file:
-            directory = _find_directory(file, size)
-            if not directory or directory[1] > _MOST_DIRECTORY_BYTES:
-                raise BadInput(f"{path.name} has no zip directory of a size that torch writes")
-            saved = read_state(path.name, _read_pickle(path.name, file))
-    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, struct.error) as error:
-        raise BadInput(f"{path.name} cannot be read: {error}") from None
-    if not isinstance(saved, dict):
-        raise BadInput(f"{path.name} does not hold a dictionary")
-    return saved
-
-
-def _find_directory(file: BinaryIO, size: int) -> tuple[int, int] | None:
-    """Return where the directory of a zip begins and how long it is; None where it is not where it should be."""
-    if size < _END.size or file.read(4) != _BEGIN:
-        return None
-    file.seek(max(0, size - _TAIL))
-    tail = file.read(_TAIL)
-    if len(tail) < _END.size:
-        return None
-    mark, *_, length, begin, _ = _END.unpack(tail[-_END.size :])
-    if mark != b"PK\x05\x06":
-        return None
-    if 0xFFFFFFFF in (length, begin):  # both stand in the 64-bit end
-        if len(tail) < _TAIL or tail[:4] != b"PK\x06\x06":
-            return None
-        *_, length, begin = _END_64.unpack(tail[: _END_64.size])
-    file.seek(begin if begin + length <= size else size)
-    return (begin, length) if file.read(4) == _ENTRY else None
-
-
-def _read_pickle(name: str, file: BinaryIO) -> bytes:
-    with zipfile.ZipFile(file) as archive:
-        for member in archive.infolist():
-            if member.filename.endswith("/data.pkl"):
-                # torch never compresses, and what is compressed may unfold to anything.
-                if member.compress_type != zipfile.ZIP_STORED or member.file_size > _MOST_PICKLE_BYTES:
-                    break
-                return archive.read(member)
-    raise BadInput(f"{name} has no data.pkl as torch writes it")
-
-
 _MOST_NAMED = 3
+Pieces = Sequence[int]  # offset and length of the first, of the second, and so on
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +188,7 @@ class Finding:
     moves_because: str = ""
     convert_flags: tuple[str, ...] = ()
     experts: int | None = None
+    pieces: Mapping[str, Pieces] = field(default_factory=dict)  # where in files records of torch lie, by name
 
 
 def incomplete(reason: str, **known: object) -> Finding:

@@ -3,7 +3,8 @@
 What is newer and was passed over is named with the reason, and so is the next older one that would do.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from planner.checkpoints.checkpoint import (
     estimate_load_s,
     newest_first,
 )
+from planner.checkpoints.contents import Budget, Contents
 from planner.checkpoints.convert import find_obstacle
 from planner.checkpoints.intervals import expect_next_save, find_usual_interval_s
 from planner.context import Layout, Resume
@@ -176,11 +178,15 @@ class CheckpointFolders:
         read_mb_per_s: float,
         quiet_s: float = ReadOptions().quiet_s,
         converter: tuple[str, ...] = CONVERTER,  # empty: nothing is converted here
+        unloadable: Callable[[], Mapping[str, tuple[int, str]]] = dict,  # paths: until when they failed, and how
     ) -> None:
+        self._unloadable = unloadable
         self._pattern, self._reading = pattern, ReadOptions(quiet_s=quiet_s)
         rate = ReadRate(source="remote", bytes_per_s=read_mb_per_s * 1e6)
         self._options = ChoiceOptions(rates=(rate,), converter=converter)
         self._seen: dict[str, Catalogue] = {}
+        budget = Budget(every_s=_REFRESH_S)  # of all jobs together
+        self._contents = defaultdict[str, Contents](lambda: Contents(budget))
 
     def newest(self, job: str, layout: Layout | None, now_ns: int, is_resized: bool = False) -> Resume | None:
         """Return the newest checkpoint that is verified complete and loads on a layout; None: there is none.
@@ -240,8 +246,20 @@ class CheckpointFolders:
         # A job's name comes from telemetry: it must not lead out of the folder.
         folder = Path(self._pattern.replace("{job}", job.replace("/", "_").strip(".") or "_"))
         try:
-            found = read_catalogue(folder, now_ns, job=job, before=before, options=self._reading)
+            read = self._contents[job]
+            found = read_catalogue(folder, now_ns, job=job, before=before, contents=read, options=self._reading)
         except BadInput as absent:
             found = Catalogue(job=job, folder=str(folder), seen_ns=now_ns, remarks=(str(absent),))
-        self._seen[job] = found
+        self._seen[job] = found = _without(found, self._unloadable())
         return found
+
+
+def _without(catalogue: Catalogue, unloadable: Mapping[str, tuple[int, str]]) -> Catalogue:
+    """Return the catalogue in which nothing is complete that a job could not load, unless it was saved anew since."""
+
+    def judge(each: Checkpoint) -> Checkpoint:
+        failed_ns, why = unloadable.get(each.path, (-1, ""))
+        is_bad = each.state == "complete" and each.saved_ns <= failed_ns
+        return each.model_copy(update={"state": "unreadable", "reason": why}) if is_bad else each
+
+    return catalogue.model_copy(update={"checkpoints": tuple(map(judge, catalogue.checkpoints))})

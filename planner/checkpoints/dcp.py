@@ -5,6 +5,7 @@ Megatron's torch_dist adds `common.pt` (iteration, arguments) and a `metadata.js
 
 import json
 import re
+from array import array
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,14 +14,15 @@ from lockstep.plain_pickle import MOST_BYTES
 from planner.checkpoints.checkpoint import (
     Finding,
     Folder,
+    Pieces,
     SavedLayout,
     find_damaged,
     incomplete,
     name_some,
-    read_saved,
     whole,
 )
 from planner.checkpoints.inert_pickle import StandIn, read_metadata
+from planner.checkpoints.torch_file import is_safetensors, is_torch_record, read_saved
 
 METADATA = ".metadata"
 _SHARD = re.compile(r"__(\d+)_\d+\.distcp")
@@ -66,9 +68,10 @@ def check_dcp(folder: Folder) -> Finding:
         message = f"{own} ranks wrote a {METADATA} each, and nothing says how many there should be"
         return Finding("unverified", message, layout)
     try:
-        ends = read_ends(folder)
+        pieces = read_pieces(folder)
     except BadInput as error:
         return incomplete(str(error), layout=layout)
+    ends = {name: max(map(sum, zip(held[::2], held[1::2], strict=True))) for name, held in pieces.items()}
     missing = [name for name in ends if name not in folder.files]
     if missing:
         return incomplete(f"{name_some(missing)} named in {METADATA} is not there", layout=layout)
@@ -76,8 +79,11 @@ def check_dcp(folder: Folder) -> Finding:
         if folder.files[name].bytes < end:
             has = folder.files[name].bytes
             return incomplete(f"{name} has {has} bytes, and {METADATA} says at least {end}", layout=layout)
+    if (foreign := _find_foreign(folder, pieces)) is not None:
+        return Finding("unreadable", foreign, layout)
     message = f"all {len(ends)} files that {METADATA} names are there with all their bytes"
-    return Finding("complete", message, SavedLayout(world=_count_writers(ends)), moves_because=_RESHARDS)
+    layout = SavedLayout(world=_count_writers(ends))
+    return Finding("complete", message, layout, moves_because=_RESHARDS, pieces=pieces)
 
 
 def check_torch_dist(folder: Folder) -> Finding:
@@ -98,11 +104,12 @@ def check_torch_dist(folder: Folder) -> Finding:
         whole(saved.get("iteration")),
         "dp" if because else "any",
         because or _RESHARDS,
+        pieces=found.pieces,
     )
 
 
-def read_ends(folder: Folder) -> dict[str, int]:
-    """Return how many bytes each file named in `.metadata` must have at least, or raise BadInput."""
+def read_pieces(folder: Folder) -> dict[str, Pieces]:
+    """Return where in each file that `.metadata` names its pieces of the state lie, or raise BadInput."""
     path, size = folder.file(METADATA), folder.files[METADATA].bytes
     if size > MOST_BYTES:
         raise BadInput(f"{METADATA} has {size} bytes, more than the {MOST_BYTES} that are read here")
@@ -113,20 +120,37 @@ def read_ends(folder: Folder) -> dict[str, int]:
     stored = getattr(held, "storage_data", None)
     if not isinstance(stored, dict) or not stored:
         raise BadInput(f"{METADATA} names no file")
-    return _fold_ends(stored.values())
+    return _sort_pieces(stored.values())
 
 
-def _fold_ends(pieces: Iterable[object]) -> dict[str, int]:
-    ends: dict[str, int] = {}
+def _sort_pieces(pieces: Iterable[object]) -> dict[str, Pieces]:
+    found: dict[str, array[int]] = {}  # of a job of 1,000 ranks there are millions
     for piece in pieces:
         held = vars(piece) if isinstance(piece, StandIn) else {}
         name, offset, length = held.get("relative_path"), held.get("offset"), held.get("length")
         if not (isinstance(name, str) and isinstance(offset, int) and isinstance(length, int)):
             raise BadInput(f"{METADATA} does not say where a piece of the state lies")
-        if "/" in name or offset < 0 or length < 0:
+        if "/" in name or not 0 <= offset < 1 << 62 or not 0 <= length < 1 << 62:
             raise BadInput(f"{METADATA} names {length} bytes at {offset} of {name!r}, which cannot be in this folder")
-        ends[name] = max(ends.get(name, 0), offset + length)
-    return ends
+        if held.get("transform_descriptors"):  # compressed, say: only where it ends is known
+            offset, length = offset + length, 0
+        found.setdefault(name, array("q")).extend((offset, length))
+    return dict(found)
+
+
+def _find_foreign(folder: Folder, pieces: Mapping[str, Pieces]) -> str | None:
+    """Return which file torch has not written, from the begin and the end of its first and its last piece."""
+    for name, held in pieces.items():
+        try:
+            with folder.file(name).open("rb") as file:
+                sound = is_safetensors(file) or all(
+                    not held[i + 1] or is_torch_record(file, held[i], held[i + 1]) for i in (0, -2)
+                )
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+        if not sound:
+            return f"{name} has the bytes that {METADATA} says, and they are no records of torch"
+    return None
 
 
 def _count_writers(names: Iterable[str]) -> int | None:

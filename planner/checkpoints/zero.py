@@ -20,9 +20,9 @@ from planner.checkpoints.checkpoint import (
     incomplete,
     list_folder,
     name_some,
-    read_saved,
     whole,
 )
+from planner.checkpoints.torch_file import read_saved
 
 # deepspeed/runtime/engine.py and pipe/module.py of 0.19.8; stage 3 has model states of every rank.
 _MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt")

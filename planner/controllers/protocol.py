@@ -30,6 +30,7 @@ class Report:
     what: str
     job: str | None = None  # of a restart: the job as the controller calls it from now on
     is_half_done: bool = False  # of a restart that failed: the job may be stopped, so it must not be given up
+    is_job_failed: bool = False  # of a watch: the job was started and has failed
 
     @property
     def is_good(self) -> bool:

@@ -31,6 +31,8 @@ def test_a_table_has_the_reason_for_each_and_programs_get_the_catalogue_and_the_
     assert "all 3 files of 2 ranks are there" in lines[2]
     assert "0.0142 s" in lines[2]
     assert outcome.err == "1 of 2 checkpoints are complete\n"
+    assert "its records were read back" in lines[2]
+    assert "not read back yet" in lockstep("checkpoints", job, "--read-s", "0").out
     outcome = lockstep("checkpoints", job, "--job", "train", "--for", "dp4", "--json")
     told = json.loads(outcome.out)
     assert (told["job"], [each["state"] for each in told["checkpoints"]]) == ("train", ["incomplete", "complete"])

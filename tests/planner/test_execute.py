@@ -23,7 +23,7 @@ from lockstep.state.leases import release_lease
 from planner.checkpoints.convert import Converter
 from planner.controllers.protocol import Report, Restart
 from planner.execute import Executor
-from planner.steps import begin
+from planner.steps import begin, find_unloadable
 from tests.planner.build import crash, decision, incident, seconds
 from tests.planner.checkpoints.build import copy_real
 from tests.planner.checkpoints.test_convert import COPY, wanted
@@ -276,6 +276,21 @@ def test_job_restarts_from_what_was_converted(
     assert order.checkpoint == f"{job}/global_step3_universal"
     assert Path(order.checkpoint).is_dir()
     assert order.environment["LOCKSTEP_RESUME_FORMAT"] == "universal"
+
+
+@pytest.mark.parametrize("fails_at_s", [13, 60, 300])
+def test_checkpoint_from_which_the_job_fails_at_once_is_marked(harness: Harness, fails_at_s: int) -> None:
+    """It fails before it was seen to run, while it loads, or later for another reason."""
+    harness.run(*range(10, 13))
+    harness.run(*([13] if fails_at_s > 13 else []))
+    jobs = harness.controller.world.jobs
+    harness.controller.change(jobs=jobs | {"train+1": jobs["train+1"] | {"state": "failed"}})
+    harness.run(fails_at_s, fails_at_s + 11)
+    marked = find_unloadable(list_executions(harness.control))
+    if fails_at_s == 300:
+        assert marked == {}
+    else:
+        assert marked["/ckpt/train/400"][1].startswith("train+1 was started from it and failed (")
 
 
 def test_planner_that_comes_after_converts_again_and_counts_a_try(

@@ -158,17 +158,32 @@ def make(db: ControlDatabase, clock: ManualClock) -> Make:
     return make_duty
 
 
+def read_expiry(db: ControlDatabase, name: str) -> int:
+    with db.read() as connection:
+        return int(connection.execute(select(LEASES.c.expires_ns).where(LEASES.c.name == name)).scalar_one())
+
+
+def test_lease_is_written_again_only_when_a_third_of_it_is_over(
+    db: ControlDatabase, clock: ManualClock, make: Make
+) -> None:
+    duty, worker = make("a")
+    ends = []
+    clock.advance(100)
+    for step_s in (0, 1, 2, 1, 5):
+        clock.advance(step_s)
+        duty.run_once()
+        ends.append(read_expiry(db, "analyzer") // NS_PER_S)
+    assert ends == [110, 110, 110, 114, 119]
+    assert len(worker.done) == 5
+
+
 def test_lease_is_renewed_while_the_work_takes_longer_than_it_lasts(db: ControlDatabase, clock: ManualClock) -> None:
     taken: list[Lease | None] = []
-
-    def expiry() -> int:
-        with db.read() as connection:
-            return int(connection.execute(select(LEASES.c.expires_ns).where(LEASES.c.name == "planner")).scalar_one())
 
     def work(lease: Lease, now_ns: int) -> None:
         for _ in range(3):
             clock.advance(0.5)
-            eventually(lambda: expiry() == clock.now_ns() + 0.9 * NS_PER_S)
+            eventually(lambda: read_expiry(db, "planner") == clock.now_ns() + 0.9 * NS_PER_S)
         taken.append(take_lease(db, "planner", "another", NS_PER_S, clock.now_ns()))
 
     Duty("planner", "me", db, clock, work, DutyOptions(period_s=1.0, lease_s=0.9)).run_once()

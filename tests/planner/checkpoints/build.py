@@ -10,6 +10,7 @@ from typing import Any
 
 from planner.checkpoints.catalogue import ReadOptions, read_catalogue
 from planner.checkpoints.checkpoint import Catalogue, Checkpoint, SavedLayout
+from planner.checkpoints.contents import Contents
 
 DATA = Path(__file__).parents[2] / "data" / "checkpoints"
 NOW_NS = 1_700_000_000_000_000_000
@@ -29,8 +30,14 @@ def make_old(path: Path, changed_ns: int = OLD_NS) -> None:
         os.utime(file, ns=(changed_ns, changed_ns), follow_symlinks=False)
 
 
-def read(path: Path, now_ns: int = NOW_NS, before: Catalogue | None = None, **options: Any) -> Catalogue:
-    return read_catalogue(path, now_ns, before=before, options=ReadOptions(**options))
+def read(
+    path: Path,
+    now_ns: int = NOW_NS,
+    before: Catalogue | None = None,
+    contents: Contents | None = None,
+    **options: Any,
+) -> Catalogue:
+    return read_catalogue(path, now_ns, before=before, contents=contents, options=ReadOptions(**options))
 
 
 def read_one(path: Path, now_ns: int = NOW_NS) -> Checkpoint:

@@ -8,6 +8,7 @@ import pytest
 
 from lockstep.errors import BadInput
 from planner.checkpoints.catalogue import find_step
+from planner.checkpoints.contents import Contents
 from tests.planner.checkpoints.build import NOW_NS, OLD_NS, copy_real, fake_zero, make_old, read, read_one
 
 S = 1_000_000_000
@@ -71,14 +72,15 @@ def test_checkpoint_that_grew_between_two_readings_is_being_written(job: Path) -
 
 
 def test_what_was_verified_is_opened_again_only_when_it_has_changed(job: Path) -> None:
-    before = read(job)
+    contents = Contents()
+    before = read(job, contents=contents)
     metadata = job / "step-200" / ".metadata"
     metadata.write_bytes(bytes(metadata.stat().st_size))
     make_old(job)
-    assert read(job, before=before).checkpoints[1] == before.checkpoints[1]
+    assert read(job, contents=contents).checkpoints[1] == before.checkpoints[1]
     assert read(job).checkpoints[1].state == "incomplete"
     (job / "step-200" / "__0_0.distcp").unlink()
-    assert read(job, before=before).checkpoints[1].state == "incomplete"
+    assert read(job, contents=contents).checkpoints[1].state == "incomplete"
 
 
 def test_file_or_folder_with_a_temporary_name_means_that_the_writer_has_not_ended(job: Path) -> None:

@@ -11,7 +11,7 @@ from planner.checkpoints.checkpoint import Checkpoint, ReadRate, SavedLayout
 from planner.checkpoints.choose import CONVERTER, CheckpointFolders, Choice, ChoiceOptions, choose_checkpoint
 from planner.context import Layout
 from tests.planner.build import seconds
-from tests.planner.checkpoints.build import NOW_NS, OLD_NS, catalogue, checkpoint, copy_real, zero
+from tests.planner.checkpoints.build import NOW_NS, OLD_NS, catalogue, checkpoint, copy_real, make_old, zero
 
 SAME, OTHER = SavedLayout(tp=2, pp=1, dp=4), SavedLayout(tp=2, pp=1, dp=3)
 RATES = (ReadRate(source="remote", bytes_per_s=1e9),)
@@ -141,6 +141,23 @@ def test_newest_complete_checkpoint_is_found_again_after_some_seconds_with_its_a
     copy_real("dcp", tmp_path / "chat" / "step-100")
     assert folders.newest("chat", None, NOW_NS + 10**9) is None
     assert folders.newest("chat", None, NOW_NS + 6 * 10**9) is not None
+
+
+def test_checkpoint_that_failed_to_load_is_passed_over_until_it_is_saved_anew(tmp_path: Path) -> None:
+    for step in (100, 200):
+        copy_real("dcp/step-200", tmp_path / "train" / f"step-{step}")
+    newest = tmp_path / "train" / "step-200"
+    failed = {str(newest): (OLD_NS + 5, "train+1 was started from it and failed (d1)")}
+    folders = CheckpointFolders(f"{tmp_path}/{{job}}", 1.0, unloadable=lambda: failed)
+    found = folders.newest("train", None, NOW_NS)
+    assert found is not None
+    assert found.path == str(tmp_path / "train" / "step-100")
+    first = folders.catalogue("train", NOW_NS).checkpoints[0]
+    assert (first.state, first.reason) == ("unreadable", "train+1 was started from it and failed (d1)")
+    make_old(newest, OLD_NS + 6)
+    again = folders.newest("train", None, NOW_NS + 60 * 1_000_000_000)
+    assert again is not None
+    assert again.path == str(newest)
 
 
 def test_zero_is_converted_where_the_layout_changes_or_else_a_person_is_told_or_an_older_one_taken(

@@ -20,6 +20,7 @@ from tests.waiting import eventually
 UNIVERSAL = DATA / "zero_1" / "global_step3_universal"
 # Copies a real universal checkpoint; $4 is the value of --output_folder.
 COPY = f'cp -r {UNIVERSAL} "$4" && basename "$4" | tr -d "\\n" > "$(dirname "$4")/latest_universal"'
+WHOLE = "all 4 parameters that the model states name are there, and each file has its end; its records were read back"
 
 
 @pytest.fixture
@@ -52,8 +53,7 @@ def names(job: Path) -> list[str]:
 
 def test_finished_conversion_is_used_again_and_an_unfinished_one_of_somebody_else_left_to_them(job: Path) -> None:
     theirs = copy_real("zero_1/global_step3_universal", job / "global_step3_universal")
-    whole = "all 4 parameters that the model states name are there, and each file has its end"
-    message = f"{theirs} was made before: {whole}"
+    message = f"{theirs} was made before: {WHOLE}"
     assert Converter().poll(wanted(job, "exit 9"), seconds(0)) == Progress(message, Report("already", message))
     shutil.rmtree(theirs / "zero" / "2.weight")
     report = Converter().poll(wanted(job), seconds(0)).report
@@ -68,7 +68,7 @@ def test_verified_result_gets_its_name_and_nothing_else_is_left(job: Path) -> No
     assert [each.path for each in read(job).checkpoints] == [str(job / "global_step3")]  # nor is it ever loaded
     report = poll_until_over(Converter(), wanted(job))
     assert (report.outcome, names(job)) == ("done", ["global_step3", "global_step3_universal", "latest_universal"])
-    assert report.what.endswith("all 4 parameters that the model states name are there, and each file has its end")
+    assert report.what.endswith(WHOLE)
     assert (job / "latest_universal").read_text() == "global_step3_universal"
 
 

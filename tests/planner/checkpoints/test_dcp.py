@@ -32,7 +32,9 @@ def cut(path: Path, length: int) -> None:
 def test_real_checkpoint_is_complete_and_moves_to_any_layout(dcp: Path) -> None:
     found = read_one(dcp)
     assert (found.format, found.state, found.step, found.moves) == ("dcp", "complete", 200, "any")
-    assert found.reason == "all 4 files that .metadata names are there with all their bytes"
+    assert (
+        found.reason == "all 4 files that .metadata names are there with all their bytes; its records were read back"
+    )
     assert found.layout == SavedLayout(world=4)
     assert found.bytes == sum(file.stat().st_size for file in dcp.iterdir())
     assert found.age_s(found.saved_ns + 5_000_000_000) == 5

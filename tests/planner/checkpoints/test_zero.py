@@ -18,7 +18,8 @@ def test_real_checkpoint_is_complete_and_needs_the_converter_elsewhere(real: Pat
     found = read_one(real)
     assert (found.format, found.state, found.step, found.moves) == ("ds_zero", "complete", 3, "convert")
     assert found.layout == SavedLayout(tp=1, pp=1, dp=2, world=2)
-    assert found.reason == f"all {len(list(real.iterdir()))} files of 2 ranks are there, and each has its end"
+    there = f"all {len(list(real.iterdir()))} files of 2 ranks are there, and each has its end"
+    assert found.reason == f"{there}; its records were read back"
     is_stage_3 = (real / "zero_pp_rank_0_mp_rank_00_model_states.pt").exists()
     # Stages 1 and 2 need patterns made up where they have none.
     assert found.convert_flags == (() if is_stage_3 else ("--inject_missing_state",))
@@ -132,7 +133,8 @@ def universal(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def test_what_the_converter_wrote_is_complete_and_what_is_missing_or_cut_is_named(universal: Path) -> None:
     found = read_one(universal)
     assert (found.format, found.state, found.step, found.moves) == ("universal", "complete", 3, "any")
-    assert found.reason == "all 4 parameters that the model states name are there, and each file has its end"
+    there = "all 4 parameters that the model states name are there, and each file has its end"
+    assert found.reason == f"{there}; its records were read back"
     assert found.files == sum(path.is_file() for path in universal.rglob("*"))
     (universal / "zero" / "0.bias" / "exp_avg.pt").unlink()
     assert read_one(universal).reason == "zero/0.bias has no exp_avg.pt, and it has the other moment"
