@@ -6,7 +6,9 @@ is pure; execute.py asks the controller.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from os.path import dirname
 
 from lockstep.clock import NS_PER_S
 from lockstep.decision import Action, Decision
@@ -143,7 +145,11 @@ def mark_unloadable(execution: Execution, decision: Decision) -> Execution:
 
 
 def find_unloadable(runs: Sequence[Execution]) -> dict[str, tuple[int, str]]:
-    """Return checkpoints from which a restarted job failed: until when that was seen, and a sentence."""
+    """Return checkpoints from which a restarted job failed: until when that was seen, and a sentence.
+
+    Where it failed from two of its checkpoints they are not the cause, and older ones would only cost more work.
+    """
+    tried = Counter(dirname(names[0]) for names in {run.unloadable for run in runs if run.unloadable})
     return {
         path: (
             run.ended_ns or run.began_ns,
@@ -151,6 +157,7 @@ def find_unloadable(runs: Sequence[Execution]) -> dict[str, tuple[int, str]]:
         )
         for run in reversed(runs)  # the newest comes first
         for path in run.unloadable
+        if tried[dirname(path)] == 1
     }
 
 

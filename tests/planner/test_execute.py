@@ -291,6 +291,9 @@ def test_checkpoint_from_which_the_job_fails_at_once_is_marked(harness: Harness,
         assert marked == {}
     else:
         assert marked["/ckpt/train/400"][1].startswith("train+1 was started from it and failed (")
+        (run,) = [run for run in list_executions(harness.control) if run.unloadable]
+        older = run.model_copy(update={"unloadable": ("/ckpt/train/300",)})
+        assert find_unloadable([older, run]) == {}, "it fails from any: no checkpoint is the cause"
 
 
 def test_planner_that_comes_after_converts_again_and_counts_a_try(
