@@ -30,7 +30,7 @@ from benchmarks.small_jobs import hostile_figures, lag_figure
 from lockstep.clock import NS_PER_S, SystemClock
 from lockstep.errors import LockstepError
 
-FLOOR_AGENTS, GOAL_AGENTS = 256, 1_280
+FLOOR_AGENTS, GOAL_AGENTS = 512, 1_280
 _FLOOR_DELAY_S, _GOAL_DELAY_S = 5.0, 2.0  # as for one host, from ring to row
 _DRAIN_S = 60.0
 _JOBS = 100
@@ -46,7 +46,7 @@ MINUTE_AWAY = Outage(before_s=10, away_s=60, after_s=30)
 class Options:
     """How large and how long."""
 
-    ladder: tuple[int, ...] = (64, 128, 256, 512, GOAL_AGENTS)
+    ladder: tuple[int, ...] = (64, 128, 256, FLOOR_AGENTS, GOAL_AGENTS)
     warm_up_s: int = 5
     measured_s: int = 20
     outage: Outage = MINUTE_AWAY

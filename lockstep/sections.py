@@ -118,7 +118,12 @@ class GatewaySettings(Section):
     max_batch_mb: int = Field(8, ge=1, le=256, description="largest batch as it arrives")
     max_rows: int = Field(500_000, ge=1, description="most rows in one batch")
     max_backlog_mb: int = Field(4096, ge=16, description="log on disk beyond which agents are told to wait")
-    segment_s: float = Field(1.0, gt=0, le=60, description="one insert per table in this time, or in half of it")
+    segment_s: float = Field(
+        1.0,
+        gt=0,
+        le=60,
+        description="one insert per table in this time: half of it in a lull, three times while the store is busy",
+    )
 
 
 class CollectorSettings(Section):

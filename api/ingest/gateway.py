@@ -10,7 +10,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,14 +32,13 @@ from api.ingest.log import (
     recover,
     segment_number,
 )
-from api.ingest.segments import Insert, KeptRows, Piece, inserts_of
+from api.ingest.segments import KeptRows, Piece, insert_all, inserts_of
 from lockstep.batches import BatchName
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.directories import lock_directory
 from lockstep.errors import BadInput, GatewayFull, LockstepError
 from lockstep.state.claims import BatchClaims
 from lockstep.store.store import Store
-from lockstep.tables import TABLE_BY_NAME
 
 
 class GatewayMetrics:
@@ -47,19 +46,12 @@ class GatewayMetrics:
 
     def __init__(self, backlog_bytes: Callable[[], float], is_stuck: Callable[[], bool]) -> None:
         self.registry = CollectorRegistry()
-        self.batches = Counter(
-            "lockstep_ingest_batches", "Batches by what became of them", ["result"], registry=self.registry
-        )
-        self.rows = Counter("lockstep_ingest_rows", "Rows that reached the store", registry=self.registry)
-        self.foreign_rows = Counter(
-            "lockstep_ingest_foreign_rows",
-            "Rows of ranks that another host holds, not stored",
-            registry=self.registry,
-        )
-        backlog = Gauge("lockstep_ingest_backlog_bytes", "Acknowledged, not in the store yet", registry=self.registry)
-        backlog.set_function(backlog_bytes)
-        stuck = Gauge("lockstep_ingest_stuck", "1 while the store takes nothing", registry=self.registry)
-        stuck.set_function(lambda: float(is_stuck()))
+        count, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        self.batches = count("lockstep_ingest_batches", "Batches by what became of them", ["result"])
+        self.rows = count("lockstep_ingest_rows", "Rows that reached the store")
+        self.foreign_rows = count("lockstep_ingest_foreign_rows", "Rows of ranks that another host holds, not stored")
+        gauge("lockstep_ingest_backlog_bytes", "Acknowledged, not in the store yet").set_function(backlog_bytes)
+        gauge("lockstep_ingest_stuck", "1 while the store takes nothing").set_function(lambda: float(is_stuck()))
 
 
 _log = structlog.get_logger("gateway")
@@ -71,6 +63,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 _IDLE_S = 0.2
 _ROUND = 16  # segments that are let go of together, so many may be repeated after a crash
 _RESCAN_S = 5.0  # for segments of which nobody told
+_LONGEST_SEGMENT = 3.0  # times segment_s: bounds what an insert holds in memory
 
 
 @dataclass(frozen=True)
@@ -91,7 +84,10 @@ class Gateway:
         self, directory: Path, store: Store, clock: Clock, options: GatewayOptions, claims: BatchClaims | None = None
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(directory)
+        try:
+            self._lock = lock_directory(directory)
+        except BlockingIOError:
+            raise LockstepError(f"another gateway uses the log in {directory}") from None
         recover(directory)
         self._directory = directory
         self._store = store
@@ -112,20 +108,15 @@ class Gateway:
         self._stop = threading.Event()
         self._leaves_ns = 1 << 63  # on the monotonic clock; no segment is begun after this
         self._has_cut = threading.Event()  # a segment waits to be inserted
-        self._trouble: str | None = None
+        self.trouble: str | None = None  # why nothing reaches the store at the moment
         self.inserted: Callable[[], object] = lambda: None  # called when the store has more
-        self.metrics = GatewayMetrics(lambda: self.backlog_bytes, lambda: self._trouble is not None)
+        self.metrics = GatewayMetrics(lambda: self.backlog_bytes, lambda: self.trouble is not None)
         # A segment has one insert per table, and most of each is waiting for the store.
         self._inserters = ThreadPoolExecutor(_INSERTS_AT_ONCE, "gateway-insert")
         self._threads = [
             threading.Thread(target=self._log_batches, name="gateway-log"),
             threading.Thread(target=self._insert_segments, name="gateway-insert"),
         ]
-
-    @property
-    def trouble(self) -> str | None:
-        """Why nothing reaches the store at the moment, or None."""
-        return self._trouble
 
     @property
     def backlog_bytes(self) -> int:
@@ -188,7 +179,7 @@ class Gateway:
             if group:
                 self._commit(group)
             try:
-                self._cut_when_due(force=not running, is_lull=not group)
+                self._cut_when_due(force=not running, is_lull=not any(bundle.entries for bundle in group))
             except OSError as error:  # the file stays open, and is cut at the next round or found at the next start
                 _log.error("segment cannot be cut", directory=str(self._directory), error=str(error))
 
@@ -211,7 +202,7 @@ class Gateway:
     def _commit(self, group: list[Bundle]) -> None:
         total = sum(len(bundle.entries) for bundle in group)
         with self._guard:
-            fresh = self._choose_new(group)
+            fresh = self._watermarks.choose_new(bundle.entries for bundle in group)
             try:
                 self._append(group, fresh)
             except OSError as error:
@@ -223,17 +214,6 @@ class Gateway:
         for bundle in group:
             for entry, future in zip(bundle.entries, bundle.futures, strict=True):
                 future.set_result(self._watermarks.get(entry.agent, entry.boot))
-
-    def _choose_new(self, group: list[Bundle]) -> list[list[Entry]]:
-        """Return of each bundle the batches that were not acknowledged before, each once, in the order they came."""
-        seen: set[BatchName] = set()
-
-        def is_first(entry: Entry) -> bool:
-            is_known = entry.name in seen
-            seen.add(entry.name)
-            return not is_known
-
-        return [[one for one in bundle.entries if self._watermarks.is_new(one) and is_first(one)] for bundle in group]
 
     def _append(self, group: list[Bundle], fresh: list[list[Entry]]) -> None:
         """Write what is new into the open segment, and keep the rows of bundles that are all new."""
@@ -261,13 +241,16 @@ class Gateway:
                 future.set_exception(GatewayFull(f"the gateway's log cannot be written: {error.strerror}"))
 
     def _cut_when_due(self, force: bool, is_lull: bool) -> None:
-        """Cut after half the time when nothing comes: hosts send together, and what all have sent is waited for."""
+        """Cut after half the time when nothing comes: hosts send together, and what all have sent is waited for.
+
+        While the store is busy with what was cut before, it grows: two seconds in one insert cost a sixth less.
+        """
         with self._guard:
             segment = self._open
             if segment is None:
                 return
             age_s = (self._clock.monotonic_ns() - self._opened_ns) / NS_PER_S
-            wanted_s = self._options.segment_s / 2 if is_lull else self._options.segment_s
+            wanted_s = self._options.segment_s * (_LONGEST_SEGMENT if self._waiting else 0.5 if is_lull else 1.0)
             if force or age_s >= wanted_s or segment.size >= self._options.max_segment_bytes:
                 segment.cut()
                 self._waiting += segment.size  # first: who looks in between sees too much, and never room that is not
@@ -318,6 +301,7 @@ class Gateway:
             with self._guard:
                 self._waiting -= sizes[path]
                 self._kept.forget(segment_number(path))
+        self._queue.put(Bundle([], []))  # wakes the thread of the log: a segment that grew meanwhile is due
 
     def _insert_or_set_aside(self, path: Path) -> Callable[[], object]:
         """Insert a segment, and return what is left to do; one that cannot be read is kept for a person to see."""
@@ -347,18 +331,8 @@ class Gateway:
         return claims.claim(self._identity, names, self._clock.now_ns()) if claims else set(names)
 
     def _insert_pieces(self, pieces: Iterable[Piece], number: int) -> int:
-        def insert(part: Insert) -> int:
-            token = f"{self._identity}/{number}/{part.table}/{part.number}"
-            self._store.insert(TABLE_BY_NAME[part.table], part.rows, token)
-            return int(part.rows.num_rows)
-
-        inserts: list[Future[int]] = []
-        try:
-            for part in inserts_of(pieces, self._admit):
-                inserts.append(self._inserters.submit(insert, part))  # noqa: PERF401  # a list of what was begun
-        finally:
-            wait(inserts)  # whatever fails: the next try must not meet this one
-        return sum(each.result() for each in inserts)
+        parts = inserts_of(pieces, self._admit)
+        return insert_all(parts, self._store, self._inserters, f"{self._identity}/{number}")
 
     def _admit(self, tables: dict[str, pa.Table]) -> dict[str, pa.Table]:
         kept, foreign = self._rank_claims.admit(tables, self._clock.now_ns())
@@ -367,15 +341,8 @@ class Gateway:
 
     def _report(self, trouble: str | None) -> None:
         """Say it when it changes, not each time round."""
-        if trouble and not self._trouble:
+        if trouble and not self.trouble:
             _log.warning("store takes nothing, batches wait on disk", reason=trouble)
-        if self._trouble and not trouble:
+        if self.trouble and not trouble:
             _log.info("store takes batches again")
-        self._trouble = trouble
-
-
-def _lock(directory: Path) -> int:
-    try:
-        return lock_directory(directory)
-    except BlockingIOError:
-        raise LockstepError(f"another gateway uses the log in {directory}") from None
+        self.trouble = trouble

@@ -11,7 +11,7 @@ import struct
 import uuid
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -209,6 +209,17 @@ class Watermarks:
 
     def is_new(self, entry: Entry) -> bool:
         return entry.number > self.get(entry.agent, entry.boot)
+
+    def choose_new(self, groups: Iterable[Iterable[Entry]]) -> list[list[Entry]]:
+        """Return of each group the batches that were not acknowledged before, each once, in the order they came."""
+        seen: set[BatchName] = set()
+
+        def is_first(entry: Entry) -> bool:
+            is_known = entry.name in seen
+            seen.add(entry.name)
+            return not is_known
+
+        return [[one for one in group if self.is_new(one) and is_first(one)] for group in groups]
 
     def advance(self, entry: Entry) -> None:
         if self.is_new(entry):

@@ -5,6 +5,7 @@ restart or while the store is away, is read from the log.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, wait
 from itertools import groupby
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ import pyarrow as pa
 from api.ingest.checking import Rows, check_joined, join_rows
 from api.ingest.log import Entry
 from lockstep.batches import BatchName, Shape, read_batch
+from lockstep.store.store import Store
+from lockstep.tables import TABLE_BY_NAME
 
 Piece = Rows | Sequence[Entry]  # batches that follow each other: the rows of all of them, or as they came
 
@@ -96,6 +99,22 @@ def inserts_of(
     for name, whole in sorted(admit(joined).items()):
         for number, begin in enumerate(range(0, whole.num_rows, _ROWS_PER_INSERT)):
             yield Insert(name, number, whole.slice(begin, _ROWS_PER_INSERT))
+
+
+def insert_all(parts: Iterable[Insert], store: Store, pool: Executor, name: str) -> int:
+    """Insert the parts of a segment side by side and return their rows; tokens begin with the segment's name."""
+
+    def insert(part: Insert) -> int:
+        store.insert(TABLE_BY_NAME[part.table], part.rows, f"{name}/{part.table}/{part.number}")
+        return int(part.rows.num_rows)
+
+    inserts: list[Future[int]] = []
+    try:
+        for part in parts:
+            inserts.append(pool.submit(insert, part))  # noqa: PERF401  # a list of what was begun
+    finally:
+        wait(inserts)  # whatever fails: the next try must not meet this one
+    return sum(each.result() for each in inserts)
 
 
 def _rows_of(segment: Iterable[Piece]) -> Iterator[Rows]:

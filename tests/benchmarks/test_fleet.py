@@ -16,7 +16,7 @@ from benchmarks.fleet_sender import Sent
 from tests.testbed.services import cpu_seconds
 
 QUICK = Quantiles(0.01, 0.2)
-FINE = Judgement(256, 150_000.0, 5e6, QUICK, QUICK, Quantiles(1.2, 1.9), 0.0, Cores(0.8, 0.4, 0.2, 0.1), ())
+FINE = Judgement(512, 150_000.0, 5e6, QUICK, QUICK, Quantiles(1.2, 1.9), 0.0, Cores(0.8, 0.4, 0.2, 0.1), ())
 
 
 def _climb(capacity: int) -> Callable[[int], Judgement]:
@@ -48,9 +48,9 @@ def test_figures_say_what_a_core_carries_and_why_more_did_not_go() -> None:
     figures = {figure.name: figure for figure in figures_of(_result(), quick=False)}
 
     agents = figures["agents sustained"]
-    assert (agents.value, agents.floor, agents.goal, agents.met) == (256, 256, 1_280, True)
+    assert (agents.value, agents.floor, agents.goal, agents.met) == (512, 512, 1_280, True)
     assert agents.reference == "512 not: receipts took 3.0 s (p99)"
-    assert figures["GPUs carried"].value == pytest.approx(256 * 8 / 1.2)
+    assert figures["GPUs carried"].value == pytest.approx(512 * 8 / 1.2)
     assert figures["on disk"].value == pytest.approx(150_000 * 8 * 3600 / 1e9)
     drained = figures["store back: drained after"]
     assert (drained.value, drained.reference) == (12.5, "under the same load")
@@ -62,7 +62,7 @@ def test_figures_say_what_a_core_carries_and_why_more_did_not_go() -> None:
     [
         ({"missing": 1}, False, "rows lost", 1, False),
         ({"surplus": 2}, False, "rows doubled", 2, False),
-        ({}, True, "agents sustained", 256, None),  # a quick run claims nothing about the floor
+        ({}, True, "agents sustained", 512, None),  # a quick run claims nothing about the floor
         ({"best": None}, False, "agents sustained", 0, False),
     ],
 )

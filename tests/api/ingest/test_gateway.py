@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_all
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from prometheus_client import generate_latest
 from structlog.testing import capture_logs
@@ -19,6 +20,7 @@ from lockstep.clock import ManualClock
 from lockstep.errors import GatewayFull, LockstepError, StoreRefused
 from lockstep.state.claims import BatchClaims
 from lockstep.state.database import open_control
+from lockstep.tables import Table
 from tests.api.fake_store import FakeStore, away
 from tests.api.ingest.build import PATIENT_S, batch, entry, running
 from tests.waiting import HastyClock, eventually
@@ -52,11 +54,12 @@ def test_acknowledged_batch_reaches_the_store_and_its_segment_is_deleted(tmp_pat
     assert "lockstep_ingest_rows_total 5.0" in generate_latest(gateway.metrics.registry).decode()
 
 
-def test_what_came_is_inserted_sooner_when_nothing_more_comes(tmp_path: Path) -> None:
-    class StillClock(ManualClock):
-        def wait(self, event: threading.Event, timeout_s: float) -> bool:
-            return event.wait(0.01)
+class StillClock(ManualClock):
+    def wait(self, event: threading.Event, timeout_s: float) -> bool:
+        return event.wait(0.01)
 
+
+def test_what_came_is_inserted_sooner_when_nothing_more_comes(tmp_path: Path) -> None:
     store, clock = FakeStore(), StillClock()
     gateway = Gateway(tmp_path, store, clock, GatewayOptions(segment_s=60.0, leave_s=PATIENT_S))
     gateway.start()
@@ -64,6 +67,30 @@ def test_what_came_is_inserted_sooner_when_nothing_more_comes(tmp_path: Path) ->
     clock.advance(31.0)
     eventually(lambda: messages(store) == ["h0/b1/1"])
     gateway.close()
+
+
+def test_what_comes_while_the_store_is_busy_is_one_insert_up_to_three_segments_long(tmp_path: Path) -> None:
+    class BusyStore(FakeStore):
+        free = threading.Event()
+
+        def insert(self, table: Table, rows: pa.Table, token: str) -> None:
+            assert self.free.wait(LIMIT_S)
+            super().insert(table, rows, token)
+
+    store, clock = BusyStore(), StillClock()
+    gateway = Gateway(tmp_path, store, clock, GatewayOptions(segment_s=60.0, leave_s=PATIENT_S))
+    gateway.start()
+    try:
+        for number in (1, 2, 3, 4):
+            acknowledge(gateway, entry(number))
+            clock.advance(59.0 if number > 1 else 61.0)
+            eventually(lambda: len(list_segments(tmp_path)) == 1)
+        clock.advance(4.0)  # now the second segment is three times as old as one that finds the store idle
+        eventually(lambda: len(list_segments(tmp_path)) == 2)
+    finally:
+        store.free.set()
+        gateway.close()
+    assert (len(store.tokens), messages(store)) == (2, [f"h0/b1/{number}" for number in (1, 2, 3, 4)])
 
 
 def test_batch_that_comes_again_is_acknowledged_again_and_kept_once(tmp_path: Path) -> None:

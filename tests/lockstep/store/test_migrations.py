@@ -21,7 +21,7 @@ from lockstep.tables import TABLE_BY_NAME, TABLES
 from tests.builders import SECOND, T0, make, rows
 
 LAYOUT_NAMES = ["job_tables", "host_tables", "rollups", "attempts", "sightings"]
-LAYOUT_NAMES += ["event_columns", "untimed", "agent_words", "plugins"]
+LAYOUT_NAMES += ["event_columns", "untimed", "agent_words", "plugins", "cheaper_inserts"]
 
 
 def test_files_are_numbered_without_gaps() -> None:

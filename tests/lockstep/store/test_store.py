@@ -60,13 +60,22 @@ def test_an_operation_is_rolled_up_over_hosts_and_batches(store: Store) -> None:
 
 def test_ranks_and_wires_are_rolled_up_by_minute_and_the_newest_communicator_wins(store: Store) -> None:
     seconds = [T0 // (60 * SECOND) * 60 * SECOND + second * SECOND for second in (0, 1, 59, 60)]
-    store.insert(TABLE_BY_NAME["op_stats"], rows(*(make(OpStat, ts_ns=ts) for ts in seconds)), token="a")
-    wires = rows(*(make(TransferStat, ts_ns=ts, wire_max_ns=n) for n, ts in enumerate(seconds)))
-    store.insert(TABLE_BY_NAME["transfer_stats"], wires, token="a")
+    ranks = rows(*(make(OpStat, ts_ns=ts) for ts in seconds))
+    wires = [make(TransferStat, ts_ns=ts, wire_max_ns=n) for n, ts in enumerate(seconds)]
+    received = make(TransferStat, ts_ns=seconds[0], direction="recv", wire_ns=None, wire_max_ns=None)
+    for _ in range(2):
+        store.insert(TABLE_BY_NAME["op_stats"], ranks, token="a")
+        store.insert(TABLE_BY_NAME["transfer_stats"], rows(*wires, received), token="a")
     minutes = "GROUP BY minute ORDER BY minute"
     assert store.query(f"SELECT sum(n) AS n FROM rank_minutes {minutes}")["n"].to_pylist() == [3, 1]
-    longest = store.query(f"SELECT max(wire_max_ns) AS longest FROM wire_minutes {minutes}")
-    assert longest["longest"].to_pylist() == [2, 3]
+    longest = store.query(
+        f"SELECT max(wire_max_ns) AS longest, sum(n) AS n, count() AS lines FROM wire_minutes {minutes}"
+    )
+    n = wires[0].n
+    assert longest.to_pylist() == [
+        {"longest": 2, "n": 3 * n, "lines": 1},
+        {"longest": 3, "n": n, "lines": 1},
+    ], "the sending side alone, folded as it is written"
     comms = TABLE_BY_NAME["comms"]
     store.insert(comms, rows(make(Comm, init_ns=T0)), token="made")
     store.insert(comms, rows(make(Comm, init_ns=T0, destroy_ns=T0 + 5)), token="destroyed")
