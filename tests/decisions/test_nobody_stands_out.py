@@ -1,0 +1,112 @@
+"""No restart helps where no part is at fault, or where it lies in the fabric: then a person is told where to look."""
+
+import pytest
+
+from lockstep.state.database import ControlDatabase
+from lockstep.state.leases import Lease
+from lockstep.verdict import Impact, Verdict
+from tests.decisions.handbook import HOUR_S, SLURM, Case, check, large, name_of
+from tests.planner.build import verdict
+
+
+def slow(fault_class: str, component: str, ratio: float = 4.0, **changes: object) -> Verdict:
+    impact = Impact(step_time_ratio=ratio, ranks_waiting=1023, gpus=1024)
+    return verdict(
+        **({"fault_class": fault_class, "component": component, "grade": "alert", "impact": impact} | changes)
+    )
+
+
+LINK = "link:leaf0--spine1"
+STORAGE = "storage and data loading"
+TABLE = [
+    Case(
+        "storage stalls and everybody is four times slower",
+        [slow("global_slow", "job:train")],
+        "none",
+        "a restart reads its checkpoint from the same storage, and everybody else's too",
+        says=["nobody stands out", STORAGE],
+    ),
+    Case(
+        "storage stalls and everybody is four times slower under Slurm",
+        [slow("global_slow", "job:train", grade="isolate")],
+        "none",
+        "the same, however sure it is that all are slower",
+        says=["nobody stands out", STORAGE],
+        cluster=SLURM,
+    ),
+    Case(
+        "everybody is a quarter slower since a release",
+        [slow("global_slow", "job:train", 1.25)],
+        "none",
+        "the code, the data or the power: somebody knows what changed",
+        says=["what changed in code or settings"],
+    ),
+    Case(
+        "the program's own code makes it slow",
+        [slow("software", "job:train", 1.5)],
+        "none",
+        "the same code runs after a restart",
+        says=["the program's own log and stacks"],
+    ),
+    Case(
+        "telemetry of a host does not arrive",
+        [slow("telemetry_lost", "host:h3", 1.0)],
+        "none",
+        "nobody sees the host, which is no fault of it",
+        says=["nothing is known to be wrong with the hosts", "collectors and their spools"],
+    ),
+    Case(
+        "a link between switches is slow and paths are planned over sockets",
+        [slow("comm_slow", LINK)],
+        "reroute",
+        "connections that keep to the plan go around it",
+        cluster={"can_reroute": True},
+    ),
+    Case(
+        "a link between switches is slow and half of the connections keep to the plan",
+        [slow("comm_slow", LINK, confidence=0.9)],
+        "reroute",
+        "worth it, with the risk that half of them stay where they are",
+        says=["50% of them keep to the plan"],
+        cluster={"can_reroute": True, "enforced_share": 0.5},
+    ),
+    Case(
+        "a link between switches is slow at a RoCE site",
+        [slow("comm_slow", LINK)],
+        "none",
+        "NCCL takes no port from anybody there: the plan is advice, and the network team can take the link out",
+        says=[f"whether {LINK} can leave the routing"],
+        cluster={"can_reroute": True, "enforced_share": 0.0},
+    ),
+    Case(
+        "a switch is slow and no paths are planned",
+        [slow("comm_slow", "switch:spine1")],
+        "none",
+        "no node is at fault, so none is drained",
+        says=["error counters of both ports of switch:spine1"],
+    ),
+]
+
+
+@pytest.mark.parametrize("case", TABLE, ids=name_of)
+def test_where_no_node_is_at_fault_none_is_taken_and_a_person_is_told_where_to_look(
+    case: Case, control: ControlDatabase, lease: Lease
+) -> None:
+    found = check(case, control, lease)
+    assert found.isolate == ()
+    if found.action == "reroute":
+        assert found.cost.risk == pytest.approx(1 - case.verdicts[0].confidence * _share(case))
+    elif LINK in case.verdicts[0].component:
+        closed = next(each for each in found.alternatives if each.action == "reroute")
+        assert closed.reason.endswith("which is advice to RoCE and InfiniBand")
+
+
+def _share(case: Case) -> float:
+    share = case.cluster.get("enforced_share", 1.0)
+    assert isinstance(share, float)
+    return share
+
+
+def test_a_night_of_each_length_ends_alike(control: ControlDatabase, lease: Lease) -> None:
+    stall = TABLE[0]
+    check(Case(stall.seen, stall.verdicts, "none", stall.why, at_s=10 * HOUR_S, job=large()), control, lease)
