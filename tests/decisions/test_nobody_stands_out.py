@@ -2,11 +2,15 @@
 
 import pytest
 
+from lockstep.fabrics import dual_plane
 from lockstep.state.database import ControlDatabase
 from lockstep.state.leases import Lease
 from lockstep.verdict import Impact, Verdict
+from planner.paths.network import build_network, without
+from planner.paths.planning import plan_paths
 from tests.decisions.handbook import HOUR_S, SLURM, Case, check, large, name_of
 from tests.planner.build import verdict
+from tests.planner.paths.build import flows_between
 
 
 def slow(fault_class: str, component: str, ratio: float = 4.0, **changes: object) -> Verdict:
@@ -110,3 +114,26 @@ def _share(case: Case) -> float:
 def test_a_night_of_each_length_ends_alike(control: ControlDatabase, lease: Lease) -> None:
     stall = TABLE[0]
     check(Case(stall.seen, stall.verdicts, "none", stall.why, at_s=10 * HOUR_S, job=large()), control, lease)
+
+
+DUAL_PORT = dual_plane(hosts=4, leaves_per_plane=1, spines_per_plane=1)
+
+
+@pytest.mark.parametrize(
+    ("dead", "why", "lost"),
+    [
+        (["nic:h3/eth1"], "the other port carries all of h3, at its rate", []),
+        (["nic:h3/eth1", "nic:h3/eth0"], "no port is left: the host is cut off, and its flows say so", ["f0", "f1"]),
+    ],
+)
+def test_host_with_two_ports_of_which_one_is_dead_sends_over_the_other(
+    dead: list[str], why: str, lost: list[str]
+) -> None:
+    network = without(build_network(DUAL_PORT), dead)
+    plan = plan_paths(network, flows_between([("h3", "h0"), ("h3", "h1"), ("h0", "h1"), ("h1", "h0")]), None)
+    ends = [network.name_directed_link(link) for link in plan.flows.ends[:, 0].tolist()]
+    assert plan.unreachable == lost, why
+    if not lost:
+        assert [end.split(" -> ")[0] for end in ends[:2]] == ["h3/eth0", "h3/eth0"], why
+        rate = network.gbps[network.ports["h3/eth0"][0]]
+        assert plan.load[plan.flows.ends[0, 0]] == plan.flows.size[:2].sum() <= rate, why
