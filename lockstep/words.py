@@ -228,6 +228,8 @@ def _say_nothing_to_do(decision: Decision) -> str:
     inspect = f"inspect {'; '.join(decision.inspect)}" if decision.inspect else ""
     if decision.cost.throughput_after == 0:  # the job stands still
         return f"A person is needed: {inspect or 'no action is possible'}"
+    if decision.cost.gpu_hours == 0:
+        return "Nothing to do"
     return f"Wait, and {inspect}" if inspect else "Wait"
 
 

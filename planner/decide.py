@@ -122,7 +122,7 @@ def decide(
         verdicts=(context.verdict.id, *(verdict.id for verdict in context.also_dead)),
         evidence_age_s=max(now_ns - context.verdict.last_seen_ns, 0) / NS_PER_S,
         manual_because=manual,
-        inspect=list_inspections(context) if action == "none" else (),
+        inspect=list_inspections(context) if action == "none" and not job.is_over else (),
         reason=choice.reason,
         held_because=hold,
         advice=advise_saving(job, context.cluster),
@@ -154,7 +154,8 @@ def find_manual(action: Action, mode: Mode, hold: str | None, cluster: ClusterFa
 def _list_by_hand(decision: Decision, context: Context) -> tuple[str, ...]:
     """Return what somebody types who does it without us."""
     nodes = tuple(part.node for part in decision.isolate if part.node)
-    count, reason = (decision.target or {}).get("nnodes"), f"lockstep {decision.id}: {context.verdict.reason}"
+    # Without our mark in front, so that nobody gives back what a person took.
+    count, reason = (decision.target or {}).get("nnodes"), f"{context.verdict.reason} (incident {decision.incident})"
     is_fewer = count is not None and count < len(context.job.nodes)
     wanted = Wanted(decision.job, nodes, reason, count if is_fewer else None, (decision.resume or {}).get("convert"))
     return list_commands(context.cluster.controller, decision.action, wanted)
@@ -201,7 +202,8 @@ def choose(options: list[Option], context: Context, level: Level, now_ns: int) -
     """Return the cheapest option that the severity allows and whose time has come."""
     nothing = next(option for option in options if option.action == "none")
     if context.job.is_over:
-        return Choice(nothing, f"{context.job.job} is over: there is nothing to bring back")
+        free = Option(action="none", cost=Cost(gpu_hours=0.0), reason="the job is over")
+        return Choice(free, f"{context.job.job} is over: there is nothing to bring back")
     if context.verdict.fault_class == "telemetry_lost":
         return Choice(nothing, "nothing is known to be wrong with the hosts: see why their telemetry does not arrive")
     if level.is_exhausted:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from api.alerts.active import find_active
-from lockstep.decision import Decision
+from lockstep.decision import Cost, Decision
 from lockstep.state.decisions import list_decisions
 from lockstep.state.incidents import list_incidents
 from lockstep.words import automation, by_hand, recommendation
@@ -39,7 +39,7 @@ def test_night_in_observe_mode_is_answered_alike_wherever_somebody_reads(tmp_pat
             "decisions", "show", made.id, "--server", str(api.client.base_url), "--token", api.make_token("read")
         ).out
         alert = find_active(list_incidents(control), list_decisions(control), (), (), seconds(11), 0).alerts["i0"]
-    command = f"scontrol update NodeName=h3 State=DRAIN Reason='lockstep {made.id}: h3 is gone'"
+    command = "scontrol update NodeName=h3 State=DRAIN Reason='h3 is gone (incident i0)'"
     assert (told["action"], told["manual_because"], told["by_hand"][0]) == ("replace", "observed", command)
     assert told["evidence_age_s"] == 0.0
     assert f"Recommended: {SAYS}" in page
@@ -55,6 +55,7 @@ def test_night_in_observe_mode_is_answered_alike_wherever_somebody_reads(tmp_pat
     ("made", "says", "who", "hand"),
     [
         (decision("none"), "Wait", "", ""),
+        (decision("none", cost=Cost(gpu_hours=0.0)), "Nothing to do", "", ""),
         (decision("none", inspect=("the storage",)), "Wait, and inspect the storage", "", ""),
         (decision("none", answered_by="d9"), "Answered together with another part, by decision d9", "", ""),
         (

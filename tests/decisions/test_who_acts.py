@@ -20,7 +20,7 @@ TABLE = [
         "observing is no reason to keep the answer to oneself: whoever is on call can type it",
         takes=("h3",),
         asks="observed",
-        says=["scontrol update NodeName=h3 State=DRAIN Reason='lockstep ", "scontrol requeue train"],
+        says=["scontrol update NodeName=h3 State=DRAIN Reason='h3 is gone (incident i0)'", "scontrol requeue train"],
         hours=(14.0, 1500.0),
         mode="observe",
         cluster=SLURM,
