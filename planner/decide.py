@@ -166,6 +166,14 @@ _INSPECTIONS: Mapping[str, tuple[str, ...]] = {
     "telemetry_lost": ("collectors and their spools", "the way from these hosts to the gateway"),
     "software": ("the program's own log and stacks", "what changed in code, data or settings"),
 }
+_OF_PART: Mapping[str, str] = {
+    "nic": "error counters, cable and optics",
+    "link": "error counters, cable and optics",
+    "gpu": "clock, temperature and XIDs",
+    "host": "power, console and kernel log",
+    "nvlink": "error counters",
+    "pcie": "width, speed and replays",
+}
 
 
 def list_inspections(context: Context) -> tuple[str, ...]:
@@ -173,8 +181,11 @@ def list_inspections(context: Context) -> tuple[str, ...]:
     component = context.verdict.component
     if is_in_the_fabric(component, context.hosts):
         return (f"error counters of both ports of {component}", f"whether {component} can leave the routing")
+    kind, fault_class = component.partition(":")[0], context.verdict.fault_class
+    if kind in _OF_PART and fault_class not in _INSPECTIONS:
+        return (f"{_OF_PART[kind]} of {component}",)
     hung = ("stacks of the ranks that wait",) if context.stands_still else ()
-    return _INSPECTIONS.get(context.verdict.fault_class, hung)
+    return _INSPECTIONS.get(fault_class, hung)
 
 
 def leave_to(made: Decision, lead: Decision) -> Decision:

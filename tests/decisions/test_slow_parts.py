@@ -75,7 +75,7 @@ TABLE = [
         [slow(1.5)],
         "none",
         "it may be over in a minute, and a restart costs more than it has lost so far",
-        says=["replace costs", "waiting has cost", "it is time in"],
+        says=["replace costs", "waiting has cost", "it is time in", "cable and optics of nic:h3/eth1"],
         at_s=60.0,
         job=large(),
     ),

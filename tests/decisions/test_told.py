@@ -96,5 +96,5 @@ def test_nothing_to_do_beside_a_hang_is_a_call_for_a_person(tmp_path: Path) -> N
     with running_api(tmp_path, AwayStore()) as api:
         answer(stuck, api.parts.control, api.lease("planner"))
         page = browse(api, "/incidents/i0").text
-    assert "A person is needed: inspect stacks of the ranks that wait" in page
+    assert "A person is needed: inspect power, console and kernel log of host:h3" in page
     assert "Do nothing" not in page
