@@ -104,6 +104,11 @@ def check(case: Case, control: ControlDatabase, lease: Lease) -> Decision:
     return found
 
 
+def offers(found: Decision) -> set[Action]:
+    """Return the alternatives that have a price: those that somebody could choose instead."""
+    return {option.action for option in found.alternatives if option.cost.gpu_hours is not None}
+
+
 def name_of(case: Any) -> str:  # Any: what pytest has
     """Return how a case is called in the report."""
     return case.seen.replace(" ", "-") if isinstance(case, Case) else ""

@@ -8,7 +8,7 @@ from lockstep.state.leases import Lease
 from lockstep.verdict import Impact, Verdict
 from planner.paths.network import build_network, without
 from planner.paths.planning import plan_paths
-from tests.decisions.handbook import HOUR_S, SLURM, Case, check, large, name_of
+from tests.decisions.handbook import HOUR_S, SLURM, Case, check, large, name_of, offers
 from tests.planner.build import verdict
 from tests.planner.paths.build import flows_between
 
@@ -98,6 +98,7 @@ def test_where_no_node_is_at_fault_none_is_taken_and_a_person_is_told_where_to_l
 ) -> None:
     found = check(case, control, lease)
     assert found.isolate == ()
+    assert "restart_process" not in offers(found), "it would come back to the same"
     if found.action == "reroute":
         assert found.cost.risk == pytest.approx(1 - case.verdicts[0].confidence * _share(case))
     elif LINK in case.verdicts[0].component:
