@@ -146,7 +146,8 @@ def _find_radius(
     others = [each for each in constraints.isolated if each.node not in nodes]
     recent = {each.node for each in others if each.since_ns > now_ns - 3600 * NS_PER_S}
     if len(recent) + more > limits.nodes_per_hour:
-        yield f"{len(recent)} nodes were isolated in the last hour, and {limits.nodes_per_hour} is the limit"
+        follow = f", {more} would follow" if more > 1 else ""
+        yield f"{len(recent)} nodes were isolated in the last hour{follow}, and {limits.nodes_per_hour} is the limit"
     out = {each.node for each in others if each.state in OUT_OF_SERVICE}
     if len(out) + more > limits.nodes_out:
         yield f"{len(out)} nodes are out of service, and {limits.nodes_out} is the limit"

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from lockstep.decision import Action, Decision, ManualReason, Mode
-from lockstep.execution import Execution, Isolated
+from lockstep.execution import Execution
 from lockstep.records import Event
 from lockstep.state.database import ControlDatabase
-from lockstep.state.decisions import list_decisions, save_decisions, save_execution, save_isolated
+from lockstep.state.decisions import list_decisions, save_decisions, save_execution
 from lockstep.state.incidents import save_incidents
 from lockstep.state.leases import Lease
 from lockstep.verdict import Incident, Verdict
@@ -49,7 +49,6 @@ class Case:
     mode: Mode = "execute"
     events: Sequence[Event] = ()
     tried: Sequence[Execution] = ()  # before, and it did not help
-    isolated: Sequence[Isolated] = ()
     seat: str | None = None  # what the rank runs on
     behind_s: float = 0.0  # by which the analyzer lags
 
@@ -80,8 +79,6 @@ def answer(case: Case, control: ControlDatabase, lease: Lease) -> Decision:
         before = decision(cast(Action, run.action), id=run.decision, incident="i0", job=run.job, expires_ns=1)
         save_decisions(control, [before.model_copy(update={"created_ns": run.began_ns})], lease)
         save_execution(control, run, lease)
-    for node in case.isolated:
-        save_isolated(control, node, lease)
     actions = [action for level in LEVELS.values() for action in level]
     options = PlannerOptions(policy=Policy(modes=dict.fromkeys(actions, case.mode)))
     PlannerService(control, Reader(case), options).run_once(lease, seconds(case.at_s))

@@ -8,7 +8,7 @@ from lockstep.state.leases import Lease
 from lockstep.verdict import Impact, Verdict
 from planner.paths.network import build_network, without
 from planner.paths.planning import plan_paths
-from tests.decisions.handbook import HOUR_S, SLURM, Case, check, large, name_of, offers
+from tests.decisions.handbook import Case, check, name_of, offers
 from tests.planner.build import verdict
 from tests.planner.paths.build import flows_between
 
@@ -29,21 +29,6 @@ TABLE = [
         "none",
         "a restart reads its checkpoint from the same storage, and everybody else's too",
         says=["nobody stands out", STORAGE],
-    ),
-    Case(
-        "storage stalls and everybody is four times slower under Slurm",
-        [slow("global_slow", "job:train", grade="isolate")],
-        "none",
-        "the same, however sure it is that all are slower",
-        says=["nobody stands out", STORAGE],
-        cluster=SLURM,
-    ),
-    Case(
-        "everybody is a quarter slower since a release",
-        [slow("global_slow", "job:train", 1.25)],
-        "none",
-        "the code, the data or the power: somebody knows what changed",
-        says=["what changed in code or settings"],
     ),
     Case(
         "the program's own code makes it slow",
@@ -82,13 +67,6 @@ TABLE = [
         says=[f"whether {LINK} can leave the routing"],
         cluster={"can_reroute": True, "enforced_share": 0.0},
     ),
-    Case(
-        "a switch is slow and no paths are planned",
-        [slow("comm_slow", "switch:spine1")],
-        "none",
-        "no node is at fault, so none is drained",
-        says=["error counters of both ports of switch:spine1"],
-    ),
 ]
 
 
@@ -110,11 +88,6 @@ def _share(case: Case) -> float:
     share = case.cluster.get("enforced_share", 1.0)
     assert isinstance(share, float)
     return share
-
-
-def test_a_night_of_each_length_ends_alike(control: ControlDatabase, lease: Lease) -> None:
-    stall = TABLE[0]
-    check(Case(stall.seen, stall.verdicts, "none", stall.why, at_s=10 * HOUR_S, job=large()), control, lease)
 
 
 DUAL_PORT = dual_plane(hosts=4, leaves_per_plane=1, spines_per_plane=1)

@@ -99,15 +99,6 @@ TABLE = [
         **LONG,
     ),
     Case(
-        "a NIC is a hundredth slower for ten hours and no spare is idle",
-        [slow(1.005)],
-        "none",
-        "a node less costs more than the slow NIC does",
-        at_s=10 * HOUR_S,
-        job=large(),
-        cluster={"spares": ()},
-    ),
-    Case(
         "a GPU is 1.3 times slower for ten hours",
         [slow(1.3, "gpu:h3/0", fault_class="noncomm_slow")],
         "replace",
@@ -148,15 +139,6 @@ TABLE = [
         tried=[tried("replace", "nic:h3/eth1")],
         at_s=HOUR_S / 2,
         job=large(),
-    ),
-    Case(
-        "the job is over while its NIC is still called slow",
-        [slow(2.0)],
-        "none",
-        "there is nobody left to help",
-        says=["train is over"],
-        at_s=10 * HOUR_S,
-        job=large(is_over=True),
     ),
 ]
 

@@ -8,7 +8,7 @@ from lockstep.state.database import ControlDatabase
 from lockstep.state.leases import Lease
 from lockstep.verdict import Impact
 from tests.decisions.handbook import NOBODY, SLURM, Case, check, name_of
-from tests.planner.build import crash, isolated, verdict
+from tests.planner.build import crash, verdict
 
 H3 = crash(component="host:h3", reason="h3 is gone")
 HOUR_LONG = verdict(impact=Impact(step_time_ratio=2.0, ranks_waiting=63), grade="isolate")
@@ -94,25 +94,6 @@ TABLE = [
         takes=("h3",),
         asks="unable",
         cluster=SLURM | {"controller": "command", "acts": frozenset({"restart"})},
-    ),
-    Case(
-        "the verdict is less sure than automation needs",
-        [H3.model_copy(update={"confidence": 0.6})],
-        "replace",
-        "the best guess is still the best answer; a person says whether to follow it",
-        takes=("h3",),
-        asks="held",
-        says=["60% sure"],
-    ),
-    Case(
-        "a third node within the hour",
-        [H3],
-        "replace",
-        "three nodes in an hour have a cause that draining does not cure",
-        takes=("h3",),
-        asks="held",
-        says=["2 nodes were isolated in the last hour"],
-        isolated=[isolated("x1"), isolated("x2")],
     ),
     Case(
         "the analyzer is three minutes behind on a busy head node",
