@@ -15,6 +15,7 @@ from lockstep.client.answers import DecisionFile
 from lockstep.clock import rfc3339
 from lockstep.decision import Decision, Option
 from lockstep.execution import OrderKind
+from lockstep.words import automation, by_hand, lasting, recommendation
 
 app = typer.Typer(no_args_is_help=True, help="What is proposed, done and undone, and what it was worth.")
 
@@ -50,6 +51,7 @@ def show(decision: Id, server: Server = DEFAULT_SERVER, token: Token = "", as_js
     if as_json:
         out.print_json(data=found.as_json())
         return
+    out.print(recommendation(found))
     out.print(f"{found.action} for {found.job}, severity {found.severity}, mode {found.mode}")
     out.print(found.reason)
     for label, text in _list_remarks(found):
@@ -63,8 +65,10 @@ def show(decision: Id, server: Server = DEFAULT_SERVER, token: Token = "", as_js
 
 def _list_remarks(found: Decision) -> Iterator[tuple[str, str]]:
     """Yield what a person should know of a decision before they say yes to it."""
-    if found.held_because:
-        yield "held", found.held_because
+    remarks = [("automation", automation(found)), ("by hand", by_hand(found)), ("held", found.held_because or "")]
+    yield from ((label, text) for label, text in remarks if text)
+    if found.evidence_age_s is not None:
+        yield "evidence", f"the fault was last seen {lasting(found.evidence_age_s)} before this was weighed"
     if found.trigger:
         yield "because", found.trigger
     if found.part_of:

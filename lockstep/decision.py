@@ -19,6 +19,14 @@ Action = Literal[
     "grow",
 ]
 
+ManualReason = Literal[
+    "no_controller",  # nobody is set who could carry it out
+    "unable",  # the controller cannot do such an act
+    "observed",  # planner.modes leaves the action at observe
+    "proposed",  # planner.modes asks a person each time
+    "held",  # it would be automatic; held_because says what speaks against it now
+]
+
 
 class Isolation(Frozen):
     """A part to take out of service."""
@@ -98,7 +106,20 @@ class Decision(Frozen):
     )
     severity: int = Field(ge=1, le=3)
     mode: Mode = "observe"
-    action: Action
+    action: Action = Field(description="that is recommended, whether or not it is automatic")
+    manual_because: ManualReason | None = Field(
+        None, description="why a person has to act; None: it is automatic, or nothing is to be done"
+    )
+    by_hand: tuple[str, ...] = Field(
+        (), description="what a person types instead; empty: nothing is to be done, or nobody here knows the commands"
+    )
+    inspect: tuple[str, ...] = Field((), description="what a person should inspect, as no action is the answer")
+    answered_by: str | None = Field(
+        None, description="the decision on another incident of the job that takes this part out too"
+    )
+    evidence_age_s: float | None = Field(
+        None, ge=0, description="time since the fault was last seen, at weighed_ns; None: it rests on no verdict"
+    )
     isolate: tuple[Isolation, ...] = ()
     target: dict[str, int] | None = None
     resume: dict[str, str] | None = None

@@ -240,7 +240,11 @@ class PlannerSettings(Section):
     jobs: dict[str, JobHints] = Field(
         default_factory=dict, description="hints by job; those of * hold for all others"
     )
-    can_shrink: bool = Field(False, description="jobs go on without a worker when they are told to")
+    can_shrink: bool = Field(
+        False,
+        description="jobs go on without a worker when they are told to; no controller can tell them yet, so that "
+        "nothing follows from it",
+    )
     test_command: tuple[str, ...] = Field(
         (), description="tests an isolated {node}: exit code 0 returns it to service"
     )

@@ -1,6 +1,7 @@
-"""A verdict in words that every place says alike: the dashboard, the report of a diagnosis, and alerts."""
+"""Verdicts and decisions in words that every place says alike: the dashboard, commands, reports, and alerts."""
 
 from lockstep.clock import NS_PER_S, rfc3339
+from lockstep.decision import Action, Decision, ManualReason
 from lockstep.verdict import FaultClass, Incident, Verdict
 
 UNKNOWN = "unknown"  # never a zero for what nobody measured
@@ -189,3 +190,68 @@ def _time_words(incident: Incident) -> str:
         return f"since {began} UTC"
     ended = minute(incident.closed_ns)
     return f"from {began} to {ended[11:] if ended[:10] == began[:10] else ended} UTC"
+
+
+_DO: dict[Action, str] = {
+    "reroute": "route around it",
+    "reattempt": "try again in place",
+    "restart_process": "restart on the same nodes",
+    "recycle": "hand the work of {nodes} to peers",
+    "drop_replica": "go on without the replica on {nodes}",
+    "reconfigure": "restart on {count} nodes, without {nodes}",
+    "replace": "replace {nodes}",
+    "grow": "take nodes back in, {count} in all",
+}
+_MANUAL: dict[ManualReason, str] = {
+    "no_controller": "automation is off: no job controller is set",
+    "unable": "not automatic: the job controller cannot do it",
+    "observed": "automation is off: planner.modes leaves it at observe",
+    "proposed": "it waits for a person: planner.modes says propose",
+    "held": "it waits for a person",
+}
+
+
+def recommendation(decision: Decision) -> str:
+    """Return what somebody should do, in a line, with what that saves."""
+    if decision.action == "none":
+        return _say_nothing_to_do(decision)
+    nodes = " and ".join(part.node for part in decision.isolate if part.node) or "it"
+    what = _DO[decision.action].format(nodes=nodes, count=(decision.target or {}).get("nnodes", "fewer"))
+    waiting = next((each.cost.gpu_hours for each in decision.alternatives if each.action == "none"), None)
+    price = "" if decision.cost.gpu_hours is None else f": about {figure(decision.cost.gpu_hours)} GPU-hours"
+    return f"Recommended: {what}{price}" + (f" instead of {figure(waiting)}" if price and waiting is not None else "")
+
+
+def _say_nothing_to_do(decision: Decision) -> str:
+    if decision.answered_by:
+        return f"Answered together with another part, by decision {decision.answered_by}"
+    inspect = f"inspect {'; '.join(decision.inspect)}" if decision.inspect else ""
+    if decision.cost.throughput_after == 0:  # the job stands still
+        return f"A person is needed: {inspect or 'no action is possible'}"
+    if decision.cost.gpu_hours == 0:
+        return "Nothing to do"
+    return f"Wait, and {inspect}" if inspect else "Wait"
+
+
+def automation(decision: Decision) -> str:
+    """Return who carries a decision out, and why nobody does by itself; nothing where there is nothing to do."""
+    if decision.action == "none":
+        return ""
+    if decision.manual_because is None:
+        return "automatic" if decision.mode == "execute" else ""
+    because = f": {decision.held_because}" if decision.held_because else ""
+    return f"{_MANUAL[decision.manual_because]}{because if decision.manual_because == 'held' else ''}"
+
+
+def by_hand(decision: Decision) -> str:
+    """Return what a person would type or do; nothing where that follows from nothing here."""
+    if decision.action in ("none", "reroute", "reattempt"):
+        return ""
+    if decision.by_hand:
+        return " && ".join(decision.by_hand)
+    if decision.manual_because not in ("no_controller", "unable"):
+        return f"lockstep decisions approve {decision.id}"
+    nodes = " and ".join(part.node for part in decision.isolate if part.node)
+    out = f"take {nodes} out of the scheduler, then " if nodes else ""
+    saved = (decision.resume or {}).get("checkpoint")
+    return f"{out}start {decision.job} again from {saved or 'its newest checkpoint, or the beginning'}"

@@ -12,6 +12,7 @@ from lockstep.errors import BadInput
 from lockstep.sections import JobHints
 from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import list_executions
+from lockstep.state.fabric import find_enforced_share
 from lockstep.state.leases import Lease
 from lockstep.state.policies import PlannerPolicy, current_policy
 from lockstep.store.store import Store
@@ -24,7 +25,7 @@ from planner.context import ClusterFacts, Durations, Layout
 from planner.controllers.kubernetes import KubernetesController, KubernetesOptions
 from planner.controllers.kubernetes_api import connect
 from planner.controllers.nvrx import NvrxController, NvrxOptions
-from planner.controllers.protocol import Controller
+from planner.controllers.protocol import EVERY_ACT, Controller
 from planner.controllers.site import CommandController, CommandOptions, WebhookController, WebhookOptions
 from planner.controllers.slurm import SlurmController
 from planner.controllers.slurm_commands import SlurmOptions
@@ -96,8 +97,10 @@ def make_planner(
         spares=wanted.spares,
         can_reroute=wanted.paths and topology is not None and topology.routing == "ecmp",
         can_restart=controller is not None,
+        controller=controller.name if controller else "",
+        acts=controller.acts if controller else EVERY_ACT,
         restarts_whole_job=controller is None or controller.restarts_whole_job,
-        can_shrink=wanted.can_shrink,
+        can_shrink=False,  # until a controller can tell a job to: a whole restart is no cure of 15 s
     )
     hints = {name: _hint(hint) for name, hint in wanted.jobs.items()}
     reader = FactReader(
@@ -110,6 +113,7 @@ def make_planner(
         PaceReader(store, control),
         EvidenceReader(store, control).read,
         lambda job: names_of(job, list_executions(control, limit=_RECENT)),
+        lambda: find_enforced_share(control),
     )
     if controller is None:
         return PolicyPlanner(settings, control, reader, None, None)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from lockstep.verdict import Verdict
 from planner.checkpoints.intervals import FailureRate
+from planner.controllers.protocol import EVERY_ACT, ControllerAct
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class JobFacts:
     resume: Resume | None = None  # on as many nodes as now
     resume_smaller: Resume | None = None  # on one node less: its layout is another one, which not all can load
     next_save_s: float | None = None  # until the next checkpoint is complete; None: unknown
+    age_s: float | None = None  # since it began: all that a job without a checkpoint has; None: unknown
     save_every_s: float | None = None  # from one checkpoint to the next, as it was of late; None: unknown
     weight: float = 1.0
     min_nodes: int = 1
@@ -115,9 +117,12 @@ class ClusterFacts:
     failures_of: Mapping[str, float] = field(default_factory=dict)  # a day, by node, where there is evidence
     repair_s: float = 24 * 3600.0  # until an isolated node is back
     can_reroute: bool = False  # the path planner runs and the fabric lets ports choose paths
+    enforced_share: float = 1.0  # of planned connections that keep to the plan; 0 over RoCE, where it is advice
     can_restart: bool = False  # a controller is there
+    controller: str = ""  # its name, for what a person would type instead; empty: nobody is set
+    acts: frozenset[ControllerAct] = EVERY_ACT  # what it says that it can do
     restarts_whole_job: bool = True  # a new process means a new attempt of the whole job from its checkpoint
-    can_shrink: bool = False  # its jobs re-route or drop a replica when they are told to
+    can_shrink: bool = False  # its jobs re-route or drop a replica when they are told to, and it can tell them
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,15 +190,28 @@ class Context:
     cluster: ClusterFacts
     durations: Durations = field(default_factory=Durations)
     gpu_hour_price: float | None = None
+    seat: str | None = None  # the GPU or host under a rank whose new process did not help; None: not that
+    also_dead: tuple[Verdict, ...] = ()  # on other nodes of the job that are gone as well
 
     @property
     def hosts(self) -> frozenset[str]:
         return self.cluster.hosts | frozenset(self.job.nodes)
 
     @property
+    def part(self) -> str:
+        """The part that would be taken away: the one that is blamed, or what a rank runs on."""
+        return self.seat or self.verdict.component
+
+    @property
     def node(self) -> str | None:
         """The node that would be taken away."""
-        return node_of(self.verdict.component, self.hosts)
+        return node_of(self.part, self.hosts)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """All that would be taken away together, that of the verdict first."""
+        dead = (node_of(verdict.component, self.hosts) for verdict in self.also_dead)
+        return tuple(dict.fromkeys(node for node in (self.node, *dead) if node))
 
     @property
     def stands_still(self) -> bool:

@@ -103,46 +103,60 @@ def resume_for(action: Action, job: JobFacts) -> Resume | None:
     return job.resume if action in ("replace", "restart_process") else None
 
 
+def begins_anew(action: Action, context: Context) -> bool:
+    """Return whether a start would lose all the work of the job, for want of a checkpoint or a replica."""
+    if action == "restart_process" and not context.cluster.restarts_whole_job:
+        return not _list_sources(context)
+    return action in (*MOVES, "restart_process") and resume_for(action, context.job) is None
+
+
 def _none(context: Context) -> _Recovery:
-    if context.stands_still:
-        return _Recovery("the job stands still until somebody acts", speed=0.0)
+    if context.stands_still:  # without a checkpoint the work so far is lost, whoever acts and when
+        again_s = 0.0 if context.job.resume else context.job.age_s or 0.0
+        return _Recovery("the job stands still until somebody acts", again_s=again_s, speed=0.0)
     return _Recovery(f"the job goes on at {context.speed_now:.0%} of its speed", speed=context.speed_now)
 
 
 def _reroute(context: Context) -> _Recovery:
     if not is_in_the_fabric(context.verdict.component, context.hosts):
         return _unavailable(f"no path leads around {context.verdict.component}")
-    if not context.cluster.can_reroute:
+    cluster = context.cluster
+    if not cluster.can_reroute:
         return _unavailable("no path planner runs here")
+    if cluster.enforced_share <= 0:
+        return _unavailable("no connection keeps to the path plan, which is advice to RoCE and InfiniBand")
+    some = "" if cluster.enforced_share >= 1 else f" ({cluster.enforced_share:.0%} of them keep to the plan)"
     return _Recovery(
-        f"flows go around {context.verdict.component}, and the job goes on",
-        risk=1 - context.verdict.confidence,
+        f"flows{some} go around {context.verdict.component}, and the job goes on",
+        risk=1 - context.verdict.confidence * cluster.enforced_share,
     )
 
 
 def _reattempt(context: Context) -> _Recovery:
     if not context.stands_still:
         return _unavailable("a slow part is not cured by trying again")
-    if unavailable := _no_controller(context):
-        return unavailable
+    cluster = context.cluster
+    if not cluster.can_restart:
+        return _unavailable("no job controller is set that could tell the job to")
+    if "reattempt" not in cluster.acts:
+        return _unavailable(f"{cluster.controller or 'the controller'} cannot let a job try again in place")
     risk = _RISK_ON_BAD_HARDWARE if context.verdict.grade == "isolate" else _RISK_OF_REATTEMPT
     return _Recovery("the operation is tried again in place", downtime_s=context.durations.reattempt_s, risk=risk)
 
 
 def _restart_process(context: Context) -> _Recovery:
-    if not context.stands_still and not is_alarm(context.verdict.impact.step_time_ratio):
-        return _unavailable("a slow part is not cured by a new process")
-    if unavailable := _no_controller(context):
-        return unavailable
-    if context.verdict.grade == "isolate" and is_hardware(context.verdict.component):
-        risk = _RISK_ON_BAD_HARDWARE
-    else:
-        risk = _RISK_OF_NEW_PROCESS
-    if context.cluster.restarts_whole_job:
-        return _restart_all(context, risk)
+    verdict = context.verdict
+    if verdict.fault_class == "global_slow" and not context.stands_still:
+        return _unavailable("nobody stands out: what makes everybody slow is there after a restart as well")
+    if not context.stands_still and (is_hardware(verdict.component) or not is_alarm(verdict.impact.step_time_ratio)):
+        return _unavailable(f"{verdict.component} is as slow under a new process")
+    is_bad = verdict.grade == "isolate" and is_hardware(verdict.component)
+    if is_bad and context.cluster.restarts_whole_job and context.node is not None:
+        return _unavailable(f"the job would start again on {verdict.component}, which is at fault")
+    risk = _RISK_ON_BAD_HARDWARE if is_bad else _RISK_OF_NEW_PROCESS
     sources = _list_sources(context)
-    if not sources:
-        return _unavailable("no replica and no verified checkpoint to take the state from")
+    if context.cluster.restarts_whole_job or not sources:
+        return _restart_all(context, risk)
     load_s, again_s, name = min(sources, key=lambda source: source[0] + source[1])
     return _Recovery(
         f"the process starts again on its node, with its state from {name}",
@@ -153,16 +167,38 @@ def _restart_process(context: Context) -> _Recovery:
 
 
 def _restart_all(context: Context, risk: float) -> _Recovery:
-    """Return what a new process costs where the controller knows only whole jobs: a new attempt on the same nodes."""
-    resume = context.job.resume
-    if resume is None:
-        return _unavailable("the controller restarts whole jobs, and no checkpoint is verified complete")
+    """Return what a new process costs where only whole jobs start: a new attempt on the same nodes."""
+    start = _find_start(context, context.job.resume)
+    if start is None:
+        return _unavailable("no checkpoint is verified complete, and a slow job is not begun anew")
     return _Recovery(
-        f"the controller restarts the whole job on its nodes, from the checkpoint of {resume.age_s:.0f} s ago",
-        downtime_s=context.durations.start_s + resume.back_s,
-        again_s=resume.age_s,
+        f"the controller restarts the whole job on its nodes, {start.words}",
+        downtime_s=context.durations.start_s + start.back_s,
+        again_s=start.again_s,
         risk=risk,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What a job starts from."""
+
+    words: str
+    back_s: float = 0.0  # until its state is loaded
+    again_s: float = 0.0  # of work that is done again
+
+
+def _find_start(context: Context, resume: Resume | None) -> _Start | None:
+    """Return the checkpoint; the beginning of a job that stands still and has none; None: it had better go on."""
+    job = context.job
+    if resume is not None:
+        converted = f", converted first in {resume.convert_s:.0f} s" if resume.convert else ""
+        words = f"from the checkpoint of {resume.age_s:.0f} s ago{converted}"
+        return _Start(words, resume.back_s, resume.age_s)
+    if job.resume is not None or not context.stands_still:
+        return None
+    lost = "how much work is lost is not known" if job.age_s is None else f"{job.age_s / 3600:.1f} h of work are lost"
+    return _Start(f"from the beginning, as no checkpoint is verified complete: {lost}", 0.0, job.age_s or 0.0)
 
 
 def _list_sources(context: Context) -> list[tuple[float, float, str]]:
@@ -209,32 +245,37 @@ def _shrink(
 
 
 def _reconfigure(context: Context) -> _Recovery:
-    job, left = context.job, len(context.job.nodes) - 1
+    job, left = context.job, len(context.job.nodes) - max(len(context.nodes), 1)
     return _move(context, left, job.resume_smaller, f"the job starts again on {left} nodes {job.say_speed_on(left)}")
 
 
 def _replace(context: Context) -> _Recovery:
-    if not context.cluster.spares:
+    lost, spares = context.nodes, context.cluster.spares
+    if not spares:
         return _unavailable("no spare node is idle")
-    spare = context.cluster.spares[0]
-    job = context.job
-    return _move(context, len(job.nodes), job.resume, f"the job starts again with {spare} instead of {context.node}")
+    if len(spares) < len(lost):
+        return _unavailable(f"{len(lost)} nodes are to be replaced and {len(spares)} idle")
+    job, taken = context.job, " and ".join(spares[: max(len(lost), 1)])
+    what = f"the job starts again with {taken} instead of {' and '.join(lost)}"
+    return _move(context, len(job.nodes), job.resume, what)
 
 
 def _move(context: Context, nodes: int, resume: Resume | None, what: str) -> _Recovery:
     """Return a restart on other nodes from the last complete checkpoint that they can load."""
-    if unavailable := _no_node(context) or _no_controller(context):
+    if unavailable := _no_node(context):
         return unavailable
     job = context.job
+    if not job.nodes:
+        return _unavailable("nobody knows which nodes the job has")
     if nodes < job.min_nodes:
         return _unavailable(f"the job needs {job.min_nodes} nodes and {nodes} would be left")
-    if resume is None:
+    start = _find_start(context, resume)
+    if start is None:
         return _unavailable(f"there is no checkpoint that was verified to be complete and loads on {nodes} nodes")
-    converted = f", converted first in {resume.convert_s:.0f} s" if resume.convert else ""
     return _Recovery(
-        f"{what}, from the checkpoint of {resume.age_s:.0f} s ago{converted}",
-        downtime_s=context.durations.start_s + resume.back_s,
-        again_s=resume.age_s,
+        f"{what}, {start.words}",
+        downtime_s=context.durations.start_s + start.back_s,
+        again_s=start.again_s,
         speed=job.speed_on(nodes),
         risk=1 - context.verdict.confidence,
     )
@@ -256,17 +297,13 @@ def _unavailable(why: str) -> _Recovery:
     return _Recovery(f"unavailable: {why}", is_available=False)
 
 
-def _no_controller(context: Context) -> _Recovery | None:
-    return None if context.cluster.can_restart else _unavailable("no job controller is set that could restart it")
-
-
 def _no_node(context: Context) -> _Recovery | None:
     """Return why no node can be taken away; None where one can."""
     verdict = context.verdict
     if verdict.fault_class == "software":
         return _unavailable("software is no reason to take hardware away")
     if context.node is None:
-        return _unavailable(f"{verdict.component} is not a part of one node")
+        return _unavailable(f"{context.part} is not a part of one node")
     return None
 
 

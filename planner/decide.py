@@ -9,14 +9,17 @@ import hashlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from lockstep.clock import NS_PER_S
-from lockstep.decision import Action, Cost, Decision, Isolation, Mode, Option
+from lockstep.decision import Action, Cost, Decision, Isolation, ManualReason, Mode, Option
 from lockstep.verdict import Incident
 from planner.checkpoints.intervals import Saving, Slowness, Timing, advise_interval, choose_timing, say_time
-from planner.context import ClusterFacts, Context, Durations, JobFacts, horizon_s
+from planner.context import ClusterFacts, Context, Durations, JobFacts, horizon_s, is_in_the_fabric, node_of
+from planner.controllers.by_hand import Wanted, list_commands
+from planner.controllers.protocol import ControllerAct
 from planner.cost import MOVES, price_of_acting, resume_for, share_micro_batches, weigh
-from planner.escalation import LEVELS, Level
+from planner.escalation import LEVELS, Level, Severity
 from planner.limits import SHRINKING, Constraints, Limits, find_hold
 
 
@@ -95,9 +98,10 @@ def decide(
     wait_s = policy.recheck_s / 5 if context.stands_still else policy.recheck_s
     lifetime_s = wait_s if action == "none" else policy.lifetime_s
     expires_ns = min(now_ns + int(lifetime_s * NS_PER_S), choice.until_ns or sys.maxsize)
-    mode, hold = policy.mode_of(action), find_hold(incident, action, context, constraints, policy.limits, now_ns)
+    hold = find_hold(incident, action, context, constraints, policy.limits, now_ns)
+    manual = find_manual(action, policy.mode_of(action), hold, context.cluster)
     job, resume = context.job, resume_for(action, context.job)
-    return Decision(
+    decision = Decision(
         id=hashlib.sha256(f"{incident.id}/{generation}/{now_ns}".encode()).hexdigest()[:16],  # none is written over
         job=incident.job,
         attempt=incident.attempt,
@@ -108,31 +112,114 @@ def decide(
         expires_ns=expires_ns,
         horizon_s=horizon_s(job, context.cluster),
         severity=level.severity,
-        mode="propose" if hold and mode == "execute" else mode,
+        mode=_MODES.get(manual, policy.mode_of(action)),
         action=action,
         isolate=_isolations(action, context, policy, now_ns),
         target=_target(action, context),
         resume=resume.as_document() if resume else None,
         cost=choice.option.cost,
         alternatives=tuple(option for option in options if option.action != action),
-        verdicts=(context.verdict.id,),
+        verdicts=(context.verdict.id, *(verdict.id for verdict in context.also_dead)),
+        evidence_age_s=max(now_ns - context.verdict.last_seen_ns, 0) / NS_PER_S,
+        manual_because=manual,
+        inspect=list_inspections(context) if action == "none" and not job.is_over else (),
         reason=choice.reason,
         held_because=hold,
         advice=advise_saving(job, context.cluster),
         checkpoint_age_s=resume.age_s if (resume := resume_for(action, job) or job.resume) else None,
     )
+    return decision.model_copy(update={"by_hand": _list_by_hand(decision, context)})
+
+
+_NEEDED: Mapping[Action, frozenset[ControllerAct]] = {
+    "reattempt": frozenset({"reattempt"}),
+    "restart_process": frozenset({"restart"}),
+    **dict.fromkeys(SHRINKING, frozenset[ControllerAct]({"isolate", "restart"})),
+}
+_MODES: Mapping[ManualReason | None, Mode] = {"no_controller": "observe", "unable": "observe", "held": "propose"}
+
+
+def find_manual(action: Action, mode: Mode, hold: str | None, cluster: ClusterFacts) -> ManualReason | None:
+    """Return why a person has to act; None: it happens by itself, as paths do, or nothing is to be done."""
+    needed = _NEEDED.get(action)
+    if needed and not cluster.can_restart:
+        return "no_controller"
+    if needed and not needed <= cluster.acts:
+        return "unable"
+    if mode == "execute" or not needed:
+        return "held" if hold and mode == "execute" else None
+    return "observed" if mode == "observe" else "proposed"
+
+
+def _list_by_hand(decision: Decision, context: Context) -> tuple[str, ...]:
+    """Return what somebody types who does it without us."""
+    nodes = tuple(part.node for part in decision.isolate if part.node)
+    # Without our mark in front, so that nobody gives back what a person took.
+    count, reason = (decision.target or {}).get("nnodes"), f"{context.verdict.reason} (incident {decision.incident})"
+    is_fewer = count is not None and count < len(context.job.nodes)
+    wanted = Wanted(decision.job, nodes, reason, count if is_fewer else None, (decision.resume or {}).get("convert"))
+    return list_commands(context.cluster.controller, decision.action, wanted)
+
+
+_INSPECTIONS: Mapping[str, tuple[str, ...]] = {
+    "global_slow": ("storage and data loading", "clocks and power of all hosts", "what changed in code or settings"),
+    "telemetry_lost": ("collectors and their spools", "the way from these hosts to the gateway"),
+    "software": ("the program's own log and stacks", "what changed in code, data or settings"),
+}
+_OF_PART: Mapping[str, str] = {
+    "nic": "error counters, cable and optics",
+    "link": "error counters, cable and optics",
+    "gpu": "clock, temperature and XIDs",
+    "host": "power, console and kernel log",
+    "nvlink": "error counters",
+    "pcie": "width, speed and replays",
+}
+
+
+def list_inspections(context: Context) -> tuple[str, ...]:
+    """Return what a person should look at where no act of ours is the answer."""
+    component = context.verdict.component
+    if is_in_the_fabric(component, context.hosts):
+        return (f"error counters of both ports of {component}", f"whether {component} can leave the routing")
+    kind, fault_class = component.partition(":")[0], context.verdict.fault_class
+    if kind in _OF_PART and fault_class not in _INSPECTIONS:
+        return (f"{_OF_PART[kind]} of {component}",)
+    hung = ("stacks of the ranks that wait",) if context.stands_still else ()
+    return _INSPECTIONS.get(fault_class, hung)
+
+
+def leave_to(made: Decision, lead: Decision) -> Decision:
+    """Return that nothing is to be done about an incident, because another one's decision does it."""
+    nothing = next(option for option in made.alternatives if option.action == "none")
+    others = (
+        Option(action=made.action, cost=made.cost, reason=made.reason),
+        *(each for each in made.alternatives if each is not nothing),
+    )
+    nodes = " and ".join(part.node for part in lead.isolate if part.node)
+    emptied = {"isolate": (), "target": None, "resume": None, "by_hand": (), "manual_because": None}
+    told = {
+        "action": "none",
+        "cost": nothing.cost,
+        "alternatives": others,
+        "answered_by": lead.id,
+        "held_because": None,
+        "expires_ns": lead.expires_ns,
+        "reason": f"decision {lead.id} takes {nodes} out of service together",
+    }
+    return made.model_copy(update=emptied | told)
 
 
 def choose(options: list[Option], context: Context, level: Level, now_ns: int) -> Choice:
     """Return the cheapest option that the severity allows and whose time has come."""
     nothing = next(option for option in options if option.action == "none")
     if context.job.is_over:
-        return Choice(nothing, f"{context.job.job} is over: there is nothing to bring back")
+        free = Option(action="none", cost=Cost(gpu_hours=0.0), reason="the job is over")
+        return Choice(free, f"{context.job.job} is over: there is nothing to bring back")
     if context.verdict.fault_class == "telemetry_lost":
         return Choice(nothing, "nothing is known to be wrong with the hosts: see why their telemetry does not arrive")
     if level.is_exhausted:
         return Choice(nothing, f"a person is needed: {level.reason}, and nothing is left to try")
-    allowed = [option for option in options if option.action in LEVELS[level.severity]]
+    allowed = find_allowed(options, context, level)
     known = [option for option in allowed if option.cost.gpu_hours is not None]
     if nothing not in known:
         return Choice(nothing, f"{context.verdict.component} is watched; what it costs the job is not known yet")
@@ -142,6 +229,19 @@ def choose(options: list[Option], context: Context, level: Level, now_ns: int) -
     if context.stands_still:
         return Choice(best, _why(best, known, context))
     return _choose_timing(best, nothing, known, context, now_ns)
+
+
+def find_allowed(options: list[Option], context: Context, level: Level) -> list[Option]:
+    """Return what may be done at an incident's level; of a job that stands still, up to the next with an answer."""
+    actions, allowed = set[Action](), list[Option]()
+    for severity in range(level.severity, 0, -1):
+        actions |= {*LEVELS[cast(Severity, severity)]}
+        allowed = [option for option in options if option.action in actions]
+        if not context.stands_still or any(
+            each.cost.gpu_hours is not None for each in allowed if each.action != "none"
+        ):
+            return allowed
+    return allowed
 
 
 def _choose_timing(best: Option, nothing: Option, known: list[Option], context: Context, now_ns: int) -> Choice:
@@ -191,6 +291,8 @@ def _why_nothing(allowed: list[Option], context: Context) -> str:
     message = (
         f"{context.verdict.component} is watched; waiting costs {lost_per_hour(context):.1f} GPU-hours every hour"
     )
+    if context.verdict.fault_class == "global_slow" and not context.stands_still:
+        return f"{message}; nobody stands out, so no restart and no other node would change it"
     if not context.stands_still or not unavailable:
         return message
     reasons = [f"{option.action} ({option.reason.removeprefix('unavailable: ')})" for option in unavailable]
@@ -200,15 +302,18 @@ def _why_nothing(allowed: list[Option], context: Context) -> str:
 def _isolations(action: Action, context: Context, policy: Policy, now_ns: int) -> tuple[Isolation, ...]:
     if action not in SHRINKING:
         return ()
-    verdict = context.verdict
-    part = Isolation(
-        component=verdict.component,
-        node=context.node,
-        reason=verdict.reason,
-        evidence=(verdict.id,),
-        until_ns=None if policy.test_after_s is None else now_ns + int(policy.test_after_s * NS_PER_S),
+    until_ns = None if policy.test_after_s is None else now_ns + int(policy.test_after_s * NS_PER_S)
+    blamed = [(context.part, context.verdict), *((verdict.component, verdict) for verdict in context.also_dead)]
+    return tuple(
+        Isolation(
+            component=part,
+            node=node_of(part, context.hosts),
+            reason=verdict.reason,
+            evidence=(verdict.id,),
+            until_ns=until_ns,
+        )
+        for part, verdict in blamed
     )
-    return (part,)
 
 
 def _target(action: Action, context: Context) -> dict[str, int] | None:
@@ -216,7 +321,7 @@ def _target(action: Action, context: Context) -> dict[str, int] | None:
     if action not in SHRINKING:
         return None
     job = context.job
-    nodes = len(job.nodes) - (0 if action == "replace" else 1)
+    nodes = len(job.nodes) - (0 if action == "replace" else len(context.nodes))
     target = {"nnodes": nodes}
     if job.layout is None:
         return target

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lockstep.clock import NS_PER_S
-from lockstep.decision import Action
+from lockstep.decision import Action, Decision
 from lockstep.execution import Execution
 from lockstep.records import Event
-from lockstep.verdict import ALARM_RATIO, Verdict
+from lockstep.verdict import ALARM_RATIO, Incident, Verdict
 
 Severity = Literal[1, 2, 3]
 
@@ -57,8 +57,8 @@ TABLE: tuple[Row, ...] = (
     Row("nic_.*", "", 3, "NIC error"),
 )
 
-# What a verdict by itself says, where no event says more. A slow part that would justify draining is as bad as a
-# dead one: nothing that is done to the process cures it. When it is worth acting is another question (decide.py).
+# What a verdict by itself says, where no event says more. A slow part is as bad as a dead one: nothing that is done
+# to the process cures it. When it is worth acting is another question (decide.py).
 _BY_CLASS: Mapping[str, Severity] = {
     "comm_hang": 3,
     "noncomm_hang": 2,
@@ -85,18 +85,47 @@ def severity_of(verdict: Verdict, events: Sequence[Event] = ()) -> tuple[Severit
     if known and verdict.fault_class in ("crash", "comm_hang", "noncomm_hang"):
         row, event = min(known, key=lambda each: each[0].severity)
         return row.severity, f"{row.name}: {event.message}"
-    if verdict.grade == "isolate" and verdict.fault_class in ("comm_slow", "noncomm_slow"):
+    # How sure it is decides whether a person is asked (limits.py), not what the right answer is.
+    if verdict.fault_class in ("comm_slow", "noncomm_slow") and is_accused(verdict):
         return 1, "the part stays slow whatever is done to the process"
     if verdict.fault_class == "crash" and verdict.component.startswith(("host:", "gpu:")):
         return 1, f"{verdict.component} is gone"
-    if is_alarm(ratio := verdict.impact.step_time_ratio):
+    if verdict.fault_class != "global_slow" and is_alarm(ratio := verdict.impact.step_time_ratio):
         return 2, f"steps take {ratio:.1f} times as long as usual"
     return _BY_CLASS[verdict.fault_class], f"a verdict of class {verdict.fault_class}"
+
+
+def is_accused(verdict: Verdict) -> bool:
+    """Return whether somebody should act on a verdict: on a note nobody does, and a rank is no hardware."""
+    return verdict.grade == "isolate" or (verdict.grade == "alert" and not verdict.component.startswith("rank:"))
 
 
 def is_alarm(step_time_ratio: float | None) -> bool:
     """Return whether steps take so long that the job counts as hanging, whoever is to blame."""
     return step_time_ratio is not None and step_time_ratio >= ALARM_RATIO
+
+
+def find_dead(incident: Incident, incidents: Sequence[Incident], nodes: Sequence[str]) -> tuple[Verdict, ...]:
+    """Return what else of the job's nodes is gone for sure beside a part that is: they leave service together."""
+    others = [each.verdict for each in incidents if each.job == incident.job and each.id != incident.id]
+    gone = [verdict for verdict in others if _is_gone(verdict) and (not nodes or _host_of(verdict) in nodes)]
+    return tuple(gone) if _is_gone(incident.verdict) else ()
+
+
+def misses_dead(known: Decision | None, incident: Incident, incidents: Sequence[Incident]) -> bool:
+    """Return whether a decision takes a dead node away, and another died since that it should take as well."""
+    isolated = {part.node for part in known.isolate} if known else set()
+    dead = {_host_of(verdict) for verdict in find_dead(incident, incidents, ())}
+    return bool(isolated) and not dead <= isolated
+
+
+def _is_gone(verdict: Verdict) -> bool:
+    is_of_a_node = verdict.component.startswith(("host:", "gpu:"))
+    return is_of_a_node and verdict.fault_class == "crash" and verdict.grade == "isolate"
+
+
+def _host_of(verdict: Verdict) -> str:
+    return verdict.component.partition(":")[2].partition("/")[0]
 
 
 # What may be done at each severity; whatever was right one level below may still be right above.

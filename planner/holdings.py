@@ -84,6 +84,32 @@ def read_holdings(store: Store, job: str, attempt: int, since_ns: int) -> list[H
     return [Holding.of(row) for row in store.query(_HELD, asked).to_pylist()]
 
 
+_SEATS = """
+SELECT host, gpu FROM comms FINAL WHERE job IN {jobs:Array(String)} AND coalesce(world_rank, rank) = {rank:UInt32}
+ORDER BY init_ns DESC, nranks DESC LIMIT 1 BY job, attempt
+"""
+Seat = tuple[str, int | None]  # host and GPU
+
+
+def read_seats(store: Store, jobs: Sequence[str], rank: int) -> list[Seat]:
+    """Return where a rank ran in each attempt of a job, under whichever name, the newest first."""
+    rows = store.query(_SEATS, {"jobs": list(jobs), "rank": rank}).to_pylist()
+    return [(row["host"], row["gpu"]) for row in rows]
+
+
+def find_seat(seats: Sequence[Seat]) -> str | None:
+    """Return the part that a rank runs on and ran on before; None where it moved: then the fault moved with it.
+
+    >>> find_seat([("h3", 5), ("h3", 5)]), find_seat([("h3", 5), ("h3", 1)]), find_seat([("h3", 5), ("h7", 5)])
+    ('gpu:h3/5', 'host:h3', None)
+    """
+    hosts, gpus = ({seat[side] for seat in seats[:2]} for side in (0, 1))
+    if len(hosts) != 1:
+        return None
+    (host,), gpu = hosts, gpus.pop() if len(gpus) == 1 else None
+    return f"host:{host}" if gpu is None else f"gpu:{host}/{gpu}"
+
+
 _FREE_S = 3600.0
 
 

@@ -12,7 +12,7 @@ from lockstep.execution import OUT_OF_SERVICE, Isolated
 from lockstep.verdict import Incident, Verdict
 from planner.context import ClusterFacts, Context, node_of
 from planner.controllers.protocol import Node
-from planner.cost import resume_for
+from planner.cost import begins_anew, resume_for
 
 _MOST_NAMED = 4
 SHRINKING: tuple[Action, ...] = ("recycle", "drop_replica", "reconfigure", "replace")
@@ -60,7 +60,7 @@ def find_hold(
         holds += [
             *_find_weakness(context, constraints),
             *_find_disagreement(incident, context, constraints, limits),
-            *_find_unknown(context.node, constraints),
+            *(hold for node in context.nodes for hold in _find_unknown(node, constraints)),
             *_find_radius(action, context, constraints, limits, now_ns),
         ]
     return next((hold for hold in holds if hold), None)
@@ -91,7 +91,7 @@ def _find_objections(
         who = ", ".join(strangers[:_MOST_NAMED])
         yield f"{who} tells of {context.job.job}, and the controller has it on other nodes"
     for decision in constraints.undone:  # a no counts on the same node, whatever its part, and to the same act
-        is_same_node = context.node is not None and context.node in {part.node for part in decision.isolate}
+        is_same_node = any(part.node in context.nodes for part in decision.isolate)
         is_same_act = decision.incident == incident.id and decision.action == action
         if (is_same_node and action in SHRINKING) or is_same_act:
             yield f"a person has undone or rejected decision {decision.id} on {context.verdict.component}"
@@ -102,6 +102,8 @@ def _find_objections(
     resume = resume_for(action, context.job)
     if resume is not None and resume.obstacle:
         yield resume.obstacle
+    if begins_anew(action, context):
+        yield f"no checkpoint of {context.job.job} is verified complete: it would begin anew"
 
 
 def _find_weakness(context: Context, constraints: Constraints) -> Iterator[str]:
@@ -119,43 +121,45 @@ def _find_weakness(context: Context, constraints: Constraints) -> Iterator[str]:
 def _find_disagreement(
     incident: Incident, context: Context, constraints: Constraints, limits: Limits
 ) -> Iterator[str]:
-    """Yield verdicts that blame another node for what may be the same fault."""
+    """Yield verdicts that blame another node for what may be the same fault; two that are gone do not disagree."""
     mine, hosts = context.verdict, context.hosts
     for theirs in (other.verdict for other in constraints.others if other.id != incident.id):
         is_close = abs(theirs.since_ns - mine.since_ns) <= limits.disagree_s * NS_PER_S
         blamed = node_of(theirs.component, hosts)
-        if is_close and theirs.grade == "isolate" and blamed not in (None, context.node):
+        if is_close and theirs.grade == "isolate" and blamed not in (None, *context.nodes):
             yield f"two verdicts disagree: {mine.component} and {theirs.component} are blamed for the same time"
 
 
-def _find_unknown(node: str | None, constraints: Constraints) -> Iterator[str]:
+def _find_unknown(node: str, constraints: Constraints) -> Iterator[str]:
     if constraints.controller_trouble:
         yield f"the controller does not answer: {constraints.controller_trouble}"
     names = {each.name for each in constraints.nodes or () if each.is_usable or each.name == node}
-    if names and node is not None and node not in names:  # NVRx tells of excluded nodes only
+    if names and node not in names:  # NVRx tells of excluded nodes only
         yield f"the controller does not know node {node}"
 
 
 def _find_radius(
     action: Action, context: Context, constraints: Constraints, limits: Limits, now_ns: int
 ) -> Iterator[str]:
-    """Yield the limits on the blast radius that one more node would break."""
-    node, job = context.node, context.job
-    others = [each for each in constraints.isolated if each.node != node]
+    """Yield the limits on the blast radius that taking these nodes away would break."""
+    nodes, job, more = context.nodes, context.job, max(len(context.nodes), 1)
+    others = [each for each in constraints.isolated if each.node not in nodes]
     recent = {each.node for each in others if each.since_ns > now_ns - 3600 * NS_PER_S}
-    if len(recent) >= limits.nodes_per_hour:
-        yield f"{len(recent)} nodes were isolated in the last hour, and {limits.nodes_per_hour} is the limit"
+    if len(recent) + more > limits.nodes_per_hour:
+        follow = f", {more} would follow" if more > 1 else ""
+        yield f"{len(recent)} nodes were isolated in the last hour{follow}, and {limits.nodes_per_hour} is the limit"
     out = {each.node for each in others if each.state in OUT_OF_SERVICE}
-    if len(out) >= limits.nodes_out:
+    if len(out) + more > limits.nodes_out:
         yield f"{len(out)} nodes are out of service, and {limits.nodes_out} is the limit"
-    yield from _find_full_block(node, out, context.cluster, limits)
-    left = len(job.nodes) - (0 if action == "replace" else 1)
+    for at, node in enumerate(nodes):
+        yield from _find_full_block(node, out | set(nodes[:at]), context.cluster, limits)
+    left = len(job.nodes) - (0 if action == "replace" else more)
     if left < job.min_nodes:
         yield f"{left} nodes would be left to {job.job}, which needs {job.min_nodes}"
 
 
-def _find_full_block(node: str | None, out: set[str], cluster: ClusterFacts, limits: Limits) -> Iterator[str]:
-    block = cluster.block_of.get(node or "")
+def _find_full_block(node: str, out: set[str], cluster: ClusterFacts, limits: Limits) -> Iterator[str]:
+    block = cluster.block_of.get(node)
     if block is None:
         return
     members = {host for host, its in cluster.block_of.items() if its == block}

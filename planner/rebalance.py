@@ -296,7 +296,8 @@ class Rebalancer:
         """Return the newest decision of each job in a plan that is not carried out yet."""
         newest: dict[str, Decision] = {}
         for decision in list_decisions(self._control, limit=RECENT):
-            newest.setdefault(decision.job, decision)
+            if not decision.answered_by:
+                newest.setdefault(decision.job, decision)
         parts = [each for each in newest.values() if each.part_of and (expired_too or each.expires_ns > now_ns)]
         return [each for each in parts if find_execution(self._control, each.id) is None]
 

@@ -28,15 +28,24 @@ from lockstep.state.leases import Lease
 from lockstep.verdict import Incident
 from planner.allocation.allocate import WarmAnswers
 from planner.context import Context, JobFacts, Resume
-from planner.decide import PlannerOptions, decide
-from planner.escalation import find_level, severity_of
+from planner.decide import PlannerOptions, decide, leave_to
+from planner.escalation import find_dead, find_level, misses_dead, severity_of
 from planner.execute import Executor
 from planner.limits import Constraints
 from planner.multi_job import Lenders, borrow, describe, share_nodes
 from planner.node_return import Returner, forget_repaired
 from planner.rebalance import RECENT, Rebalancer, begin_execution, list_undone
 from planner.snapshot import Snapshot
-from planner.steps import count_promised, count_restarts, find_approval, has_moved_on, is_busy, is_outdated, keep_same
+from planner.steps import (
+    count_promised,
+    count_restarts,
+    find_approval,
+    has_moved_on,
+    is_busy,
+    is_outdated,
+    keep_same,
+    own_runs,
+)
 
 
 class Reads(Protocol):
@@ -114,10 +123,14 @@ class PlannerService:
         """Decide about an incident where that is due; return whether it was."""
         known = self._newest_of(incident, incident.job)
         is_live = known is not None and known.expires_ns > now_ns and not is_outdated(known, recent)
-        if is_live or is_busy(incident.job, recent, now_ns, self._options.settle_s):
+        if (is_live and not misses_dead(known, incident, incidents)) or is_busy(
+            incident.job, recent, now_ns, self._options.settle_s
+        ):
             return False
         snapshot = self._see(incident, incidents, recent, now_ns)
         made = self._decide(incident, incidents, snapshot, recent, lease, now_ns)
+        if made[-1].isolate and (leads := self._find_lead(incident, incidents, now_ns)) is not None:
+            made = [leave_to(made[-1], leads)]
         kept = keep_same(made, lambda job: self._newest_of(incident, job), recent)
         save_decisions(self._control, kept, lease)
         return True
@@ -154,10 +167,22 @@ class PlannerService:
     ) -> list[Decision]:
         """Return the answer to an incident, with those of other jobs where they should lend it a node."""
         options, verdict = self._options, incident.verdict
-        context = Context(verdict, snapshot.job, snapshot.cluster, options.durations, options.gpu_hour_price)
         severity, why = severity_of(verdict, snapshot.events)
-        tried = forget_repaired(recent, list_isolated(self._control))
+        tried = forget_repaired(own_runs(verdict.component, incident.job, recent), list_isolated(self._control))
         level = find_level(severity, why, verdict.component, tried, now_ns)
+        context = Context(
+            verdict,
+            snapshot.job,
+            snapshot.cluster,
+            options.durations,
+            options.gpu_hour_price,
+            seat=snapshot.seat if level.severity == 1 else None,
+            also_dead=find_dead(incident, incidents, snapshot.job.nodes),
+        )
+        if len(context.nodes) > 1:
+            left = len(snapshot.job.nodes) - len(context.nodes)
+            fewer = self._reader.resume_on(snapshot.job, left, now_ns)
+            context = replace(context, job=replace(snapshot.job, resume_smaller=fewer))
         constraints = replace(
             self._find_constraints(incident, incidents, snapshot, now_ns),
             is_raised=level.is_raised,
@@ -178,6 +203,15 @@ class PlannerService:
             lenders = Lenders(snapshot.others, lambda job, nodes: self._reader.resume_on(job, nodes, now_ns))
             parts = borrow(made, context, plan, lenders, decide_in, constraints, options.policy)
         return [each.model_copy(update={"all_jobs": describe(plan)}) for each in parts]
+
+    def _find_lead(self, incident: Incident, incidents: Sequence[Incident], now_ns: int) -> Decision | None:
+        """Return the decision on another dead node of the job that takes this one out as well."""
+        dead = {verdict.id for verdict in find_dead(incident, incidents, ())}
+        for other in (each for each in incidents if each.verdict.id in dead):
+            found = self._newest_of(other, other.job)
+            if found and found.expires_ns > now_ns and incident.verdict.id in found.verdicts and found.isolate:
+                return found
+        return None
 
     def _find_constraints(
         self, incident: Incident, incidents: Sequence[Incident], snapshot: Snapshot, now_ns: int

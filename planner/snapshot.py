@@ -19,7 +19,7 @@ from planner.allocation.throughput import Transformer
 from planner.checkpoints.intervals import FailureRate, find_failure_rate
 from planner.context import ClusterFacts, JobFacts, Layout, Resume, node_of
 from planner.controllers.protocol import Controller, JobView, Node
-from planner.holdings import Holding, find_ended, list_running, read_holdings
+from planner.holdings import Holding, find_ended, find_seat, list_running, read_holdings, read_seats
 
 # One look a day is enough to tell for how many days a host was watched, and spares reading a month of heartbeats.
 _WATCHED = """
@@ -141,6 +141,7 @@ class Snapshot:
     events: Sequence[Event] = ()
     nodes: Sequence[Node] | None = None
     trouble: str | None = None  # why the controller could not be asked
+    seat: str | None = None  # the GPU or host under the incident's rank, where it was the same in the attempt before
 
 
 class FactReader:
@@ -157,10 +158,11 @@ class FactReader:
         paces: Paces | None = None,
         evidence: Callable[[int], Evidence] = lambda now_ns: Evidence(),
         names_of: Callable[[str], Sequence[str]] = lambda job: (job,),
+        enforced_share: Callable[[], float] = lambda: 1.0,
     ) -> None:
         self._store, self._controller, self._checkpoints = store, controller, checkpoints
         self._cluster, self._hints, self._paces, self._names_of = cluster, hints, paces, names_of
-        self._evidence = evidence
+        self._evidence, self._enforced_share = evidence, enforced_share
         self._hosts = frozenset(host.id for host in topology.hosts) if topology else frozenset()
         self._blocks = _find_blocks(topology) if topology else {}
         placed = place_nodes(topology, {}) if topology else ()
@@ -178,7 +180,7 @@ class FactReader:
         cluster = self._describe(nodes, job.nodes, now_ns)
         events = self._read_events(job.nodes, incident, now_ns)
         others = [other for other in self._list_jobs(held, now_ns) if other.job != incident.job]
-        return Snapshot(job, cluster, others, events, nodes, trouble)
+        return Snapshot(job, cluster, others, events, nodes, trouble, self._read_seat(incident))
 
     def survey(self, now_ns: int) -> Overview:
         """Return all jobs that are at work, or stand still, and the cluster around them."""
@@ -201,6 +203,12 @@ class FactReader:
         view = self._ask_for_job(job)
         return view is not None and view.state in ("ended", "failed")
 
+    def _read_seat(self, incident: Incident) -> str | None:
+        kind, _, number = incident.verdict.component.partition(":")
+        if self._store is None or kind != "rank" or not number.isdigit():
+            return None
+        return find_seat(read_seats(self._store, self._names_of(incident.job), int(number)))
+
     def _ask_for_nodes(self) -> tuple[Sequence[Node] | None, str | None]:
         if self._controller is None:
             return None, None
@@ -218,7 +226,9 @@ class FactReader:
         view = self._ask_for_job(name) if listed is not None else None
         nodes = tuple(ranks) or (view.nodes if view else ())
         gpus = sum(ranks.values()) or incident.verdict.gpus
-        known = self._know(JobFacts(name, attempt, nodes, gpus), now_ns)
+        began_ns = [each.began_ns for each in held if (each.job, each.attempt) == (name, attempt)]
+        age_s = (now_ns - min(began_ns)) / NS_PER_S if began_ns else None
+        known = self._know(JobFacts(name, attempt, nodes, gpus, age_s=age_s), now_ns)
         is_over = (name, attempt) in find_ended(held) if view is None else view.state == "ended"
         return replace(known, is_over=is_over, strangers=_find_strangers(ranks, view, listed or ()))
 
@@ -275,7 +285,14 @@ class FactReader:
         barred = {*held, *(node.name for node in nodes or () if not node.is_usable or node.is_idle is False)}
         spares = tuple(spare for spare in self._cluster.spares if spare not in barred)
         hosts = self._hosts | frozenset(node.name for node in nodes or ())
-        known = replace(self._cluster, spares=spares, hosts=hosts, block_of=self._blocks, leaf_of=self._leaves)
+        known = replace(
+            self._cluster,
+            spares=spares,
+            hosts=hosts,
+            block_of=self._blocks,
+            leaf_of=self._leaves,
+            enforced_share=self._enforced_share(),
+        )
         seen = self._evidence(now_ns)
         if seen.rate is None:
             return known

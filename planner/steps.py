@@ -283,7 +283,13 @@ def _answer_of(decision: Decision) -> tuple[object, ...]:
     """Return what must be the same for a decision to be the same answer."""
     nodes = tuple(part.node for part in decision.isolate)
     count = (decision.target or {}).get("nnodes")
-    return decision.action, nodes, decision.severity, decision.part_of, count
+    return decision.action, nodes, decision.severity, decision.part_of, count, decision.answered_by
+
+
+def own_runs(component: str, job: str, runs: Sequence[Execution]) -> list[Execution]:
+    """Return what was tried on a part; a rank's number says nothing about ranks of other jobs."""
+    names = names_of(job, runs) if component.startswith("rank:") else ()
+    return [run for run in runs if not names or run.job in names]
 
 
 def names_of(job: str, runs: Sequence[Execution]) -> tuple[str, ...]:

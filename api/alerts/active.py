@@ -9,7 +9,7 @@ from lockstep.decision import Decision
 from lockstep.execution import Execution
 from lockstep.notification import Alert
 from lockstep.verdict import Incident
-from lockstep.words import figure, headline
+from lockstep.words import automation, by_hand, figure, headline, recommendation
 
 ACTION_NS = 24 * 3600 * NS_PER_S  # an action that ended longer ago is not reported
 
@@ -42,6 +42,20 @@ def incident_alert(incident: Incident) -> Alert:
         facts=_facts(incident),
         link=_page(incident.id),
     )
+
+
+def advise(alert: Alert, decision: Decision) -> Alert:
+    """Return an incident's alert with what to do about it, and who does it.
+
+    What nobody carries out and no proposal tells of is worth a message by itself, since it comes after the first one.
+    """
+    advice = {"recommended": recommendation(decision).removeprefix("Recommended: ")}
+    advice |= {
+        name: text for name, text in (("automation", automation(decision)), ("by hand", by_hand(decision))) if text
+    }
+    is_left_to_people = decision.mode == "observe" and decision.action != "none"
+    mark = f"{alert.mark} {decision.action}" if is_left_to_people else alert.mark
+    return alert.model_copy(update={"facts": alert.facts | advice, "mark": mark})
 
 
 def proposal_alert(decision: Decision) -> Alert:
@@ -129,6 +143,8 @@ def find_active(
     alerts = {name: alert for name, alert in incident_alerts.items() if name not in settled}
     newest = {each.incident: each for each in sorted(decisions, key=lambda each: (each.created_ns, each.id))}
     for decision in newest.values():
+        if decision.incident in alerts and decision.expires_ns > now_ns and not decision.part_of:
+            alerts[decision.incident] = advise(alerts[decision.incident], decision)
         if _waits_for_a_person(decision, answered, now_ns) and decision.incident in alerts:
             alerts[f"proposal:{decision.incident}"] = proposal_alert(decision)
     for execution in executions:

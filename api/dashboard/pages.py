@@ -25,7 +25,7 @@ from api.problems import classify
 from lockstep import __version__
 from lockstep import words as plain_words
 from lockstep.errors import LockstepError, NotAllowed
-from lockstep.words import CLASSES, headline, impact_words
+from lockstep.words import CLASSES, automation, by_hand, headline, impact_words, recommendation
 from planner.escalation import LEVELS
 
 _API = "/api/v1"
@@ -107,6 +107,7 @@ def _make_environment() -> Environment:
     for name in ("state_words", "side_words", "domain_words", "origin_words", "scope_words"):
         made.filters[name] = getattr(words, name)
     made.filters |= {"headline": headline, "impact_words": impact_words}
+    made.filters |= {each.__name__: each for each in (automation, by_hand, recommendation)}
     made.globals |= {
         "menu": MENU,
         "page_of": page_of,

@@ -79,7 +79,8 @@ def _of_incident(incident: Incident, changes: Iterable[VerdictChange]) -> Iterat
 
 def _of_decision(decision: Decision) -> Entry:
     held = f"; held: {decision.held_because}" if decision.held_because else ""
-    what = f"{decision.mode}s {decision.action}: {decision.reason}{held}"
+    chosen = decision.action if decision.action != "none" else "and waits"
+    what = f"{decision.mode}s {chosen}: {decision.reason}{held}"
     return _entry(decision.created_ns, "decision", _PLANNER, what, decision.id)
 
 

@@ -110,6 +110,13 @@ def list_path_counts(db: ControlDatabase) -> dict[str, PathCount]:
     return read_by_id(db, PathCount, select(PATH_COUNTS.c.id, PATH_COUNTS.c.document).order_by(PATH_COUNTS.c.id))
 
 
+def find_enforced_share(db: ControlDatabase) -> float:
+    """Return the share of planned connections that keep to the plan; 0 where none was seen, as over RoCE."""
+    counts = list_path_counts(db).values()
+    planned = sum(count.planned for count in counts)
+    return sum(count.enforced for count in counts) / planned if planned else 0.0
+
+
 def _add(connection: Connection, summary: PathSummary) -> int:
     """Write a summary with the number it gets."""
     row = insert(PATH_PLANS).values(made_ns=summary.made_ns, document="").returning(PATH_PLANS.c.number)

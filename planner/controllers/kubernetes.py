@@ -23,7 +23,16 @@ from planner.controllers.kubernetes_jobsets import (
     read_mark,
     view_jobset,
 )
-from planner.controllers.protocol import JobView, Node, Outcome, Report, Restart, check_order, report_half_done
+from planner.controllers.protocol import (
+    NOT_IN_PLACE,
+    JobView,
+    Node,
+    Outcome,
+    Report,
+    Restart,
+    check_order,
+    report_half_done,
+)
 
 ISOLATED = "lockstep.dev/isolated"  # the key of the taint and of the annotation
 Effect = Literal["NoSchedule", "NoExecute"]
@@ -119,6 +128,7 @@ class KubernetesController:
 
     name = "kubernetes"
     restarts_whole_job = True
+    acts = NOT_IN_PLACE
 
     def __init__(self, client: Any, options: KubernetesOptions | None = None, clock: Clock | None = None) -> None:
         self._client, self._options, self._clock = client, options or KubernetesOptions(), clock

@@ -16,7 +16,7 @@ from typing import Any
 
 from lockstep.errors import BadInput, ControllerDown, LockstepError
 from lockstep.execution import OUT_OF_SERVICE, Isolated
-from planner.controllers.protocol import JobView, Node, Report, Restart, check_mark, check_name
+from planner.controllers.protocol import NOT_IN_PLACE, JobView, Node, Report, Restart, check_mark, check_name
 
 _SUFFIX = ".json"
 _BY_ITSELF = (
@@ -47,6 +47,7 @@ class NvrxController:
 
     name = "nvrx"
     restarts_whole_job = False
+    acts = NOT_IN_PLACE
 
     def __init__(self, options: NvrxOptions) -> None:
         self._directory, self._dry_run = options.directory, options.dry_run

@@ -93,7 +93,7 @@ def recommend(decision: Decision | None) -> tuple[Recommendation, str]:
     """Return the launcher's word for a decision, and the reason."""
     if decision is None:
         return "UNKNOWN", "no incident of this job is known"
-    if decision.action in _NEEDS_NOTHING:
+    if decision.action in _NEEDS_NOTHING and not decision.answered_by:
         return "CONTINUE", decision.reason
     is_executing = decision.mode == "execute" and decision.held_because is None
     if decision.action in _NEEDS_NEW_LAYOUT and is_executing:

@@ -9,7 +9,7 @@ import re
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from lockstep.errors import BadInput, ControllerDown, HalfDone
 
@@ -72,12 +72,22 @@ class Restart:
     environment: Mapping[str, str] = field(default_factory=dict)  # further variables, such as the target layout
 
 
+ControllerAct = Literal["isolate", "release", "restart", "reattempt"]
+EVERY_ACT: frozenset[ControllerAct] = frozenset(get_args(ControllerAct))
+NOT_IN_PLACE: frozenset[ControllerAct] = EVERY_ACT - {"reattempt"}  # of those that start whole jobs only
+
+
 class Controller(Protocol):
     """A job controller. Every call ends within the time its constructor was given, and raises nothing but BadInput
     (a request that makes no sense) and ControllerDown (nobody answers); all else is a Report.
     """
 
     name: str
+
+    @property
+    def acts(self) -> frozenset[ControllerAct]:
+        """What it can do: nothing else is decided, so that nobody waits for a refusal."""
+        ...
 
     @property
     def restarts_whole_job(self) -> bool:

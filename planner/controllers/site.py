@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from lockstep.clock import NS_PER_S, Clock, SystemClock, rfc3339
 from lockstep.errors import BadInput, ControllerDown
 from planner.controllers.protocol import (
+    EVERY_ACT,
     JobView,
     Node,
     Outcome,
@@ -101,6 +102,7 @@ class CommandController:
     def __init__(self, options: CommandOptions) -> None:
         check_templates(options)
         self._options = options
+        self.acts = frozenset(act for act in EVERY_ACT if getattr(options, act))
         self.restarts_whole_job = options.restarts_whole_job
 
     def nodes(self) -> Sequence[Node]:
@@ -210,6 +212,7 @@ class WebhookController:
     """Posts acts. Redirects are not followed: they would carry a signed order to a place nobody configured."""
 
     name = "webhook"
+    acts = EVERY_ACT
 
     def __init__(
         self, options: WebhookOptions, clock: Clock | None = None, transport: httpx.BaseTransport | None = None

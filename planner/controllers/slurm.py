@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from lockstep.clock import Clock, SystemClock
 from lockstep.errors import ControllerDown, ControllerRefused
 from planner.controllers.protocol import (
+    NOT_IN_PLACE,
     JobView,
     Node,
     Outcome,
@@ -93,6 +94,7 @@ class SlurmController:
 
     name = "slurm"
     restarts_whole_job = True
+    acts = NOT_IN_PLACE
 
     def __init__(self, options: SlurmOptions, clock: Clock | None = None) -> None:
         self._options = options

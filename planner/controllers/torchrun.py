@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lockstep.errors import BadInput, ControllerDown, ControllerRefused
 from planner.controllers.protocol import (
+    EVERY_ACT,
     JobView,
     Node,
     Report,
@@ -55,6 +56,7 @@ class TorchrunController:
 
     name = "torchrun"
     restarts_whole_job = False
+    acts = EVERY_ACT
 
     def __init__(self, options: TorchrunOptions) -> None:
         self._options = options

@@ -95,20 +95,36 @@ def _planes(network: Network) -> dict[str, int | None]:
 
 
 def _choose_ports(network: Network, flows: Sequence[Flow]) -> list[tuple[str, str]]:
-    """Return the NICs of each flow; where only hosts are named, their NICs of the same place are used evenly."""
-    nics = _nics_by_host(network)
+    """Return the NICs of each flow; where only hosts are named, their NICs of the same place are used evenly.
+
+    A slot at which a cable is dead at either end is left to the others, as long as there is another.
+    """
+    nics, dead = _nics_by_host(network), _find_dead_ends(network)
     chosen = [(flow.src, flow.dst) for flow in flows]
-    groups: dict[int, list[int]] = {}
+    groups: dict[tuple[int, ...], list[int]] = {}
     for index, flow in enumerate(flows):
         if flow.src in nics and flow.dst in nics:
-            groups.setdefault(min(len(nics[flow.src]), len(nics[flow.dst])), []).append(index)
+            groups.setdefault(_find_slots(nics[flow.src], nics[flow.dst], dead), []).append(index)
         else:
             chosen[index] = _choose_like(flow, nics, network)
-    for count, indices in groups.items():
+    for slots, indices in groups.items():
         near, far = (_number([getattr(flows[index], side) for index in indices]) for side in ("src", "dst"))
-        for index, colour in zip(indices, colour_evenly([near], [far], count).tolist(), strict=True):
-            chosen[index] = (nics[flows[index].src][colour], nics[flows[index].dst][colour])
+        for index, colour in zip(indices, colour_evenly([near], [far], len(slots)).tolist(), strict=True):
+            chosen[index] = (nics[flows[index].src][slots[colour]], nics[flows[index].dst][slots[colour]])
     return chosen
+
+
+def _find_dead_ends(network: Network) -> set[str]:
+    links = np.array([link for link, _ in network.ports.values()], np.int64)
+    is_dead = (network.gbps[links] <= 0) | (network.gbps[links ^ 1] <= 0)
+    return {name for name, dead in zip(network.ports, is_dead.tolist(), strict=True) if dead}
+
+
+def _find_slots(near: Sequence[str], far: Sequence[str], dead: Set[str]) -> tuple[int, ...]:
+    """Return the slots among the NICs of two hosts at which both have a cable that carries something; else all."""
+    slots = range(min(len(near), len(far)))
+    alive = [slot for slot in slots if near[slot] not in dead and far[slot] not in dead] if dead else ()
+    return tuple(alive or slots)
 
 
 def _choose_like(flow: Flow, nics: dict[str, list[str]], network: Network) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import ControllerDown
-from planner.controllers.protocol import JobView, Node, Report, Restart
+from planner.controllers.protocol import EVERY_ACT, JobView, Node, Report, Restart
 
 
 @dataclass
@@ -26,6 +26,7 @@ class FakeController:
 
     name = "fake"
     restarts_whole_job = False
+    acts = EVERY_ACT
 
     def __init__(self, file: Path) -> None:
         self._file = file

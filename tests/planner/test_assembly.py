@@ -28,6 +28,10 @@ def test_controllers_come_by_name_and_tell_a_cure_in_place_from_a_new_start_of_t
     assert all(controller.name == name for name, controller in made.items())
     whole = {name: controller.restarts_whole_job for name, controller in made.items()}
     assert whole == {"command": True, "nvrx": False, "slurm": True, "torchrun": False, "webhook": True}
+    in_place = {name for name, controller in made.items() if "reattempt" in controller.acts}
+    assert in_place == {"torchrun", "webhook"}
+    assert made["command"].acts == {"isolate"}, "there is a command for nothing else"
+    assert made["slurm"].acts == {"isolate", "release", "restart"}
     for name in ("command", "webhook"):
         assert not make_controller(name, OPTIONS[name] | {"restarts_whole_job": False}).restarts_whole_job
     for name in ("command", "nvrx", "webhook"):

@@ -62,9 +62,9 @@ def test_spare_keeps_the_speed_and_money_is_shown_where_there_is_a_price() -> No
         ("reroute", context(verdict(component="link:leaf0--spine1")), "no path planner runs here"),
         ("reattempt", context(), "a slow part is not cured by trying again"),
         ("replace", context(within=cluster(spares=())), "no spare node is idle"),
-        ("replace", context(within=cluster(can_restart=False)), "no job controller is set that could restart it"),
         ("reattempt", context(crash(), within=cluster(can_restart=False)), "no job controller is set"),
-        ("restart_process", context(crash(), within=cluster(can_restart=False)), "no job controller is set"),
+        ("restart_process", context(), "nic:h3/eth1 is as slow under a new process"),
+        ("reconfigure", context(of=job(nodes=())), "nobody knows which nodes the job has"),
         ("reconfigure", context(of=job(resume=None)), "there is no checkpoint that was verified to be complete"),
         ("reconfigure", context(of=job(min_nodes=8)), "the job needs 8 nodes and 7 would be left"),
         ("reconfigure", context(verdict(component="switch:spine1")), "switch:spine1 is not a part of one node"),
@@ -72,7 +72,7 @@ def test_spare_keeps_the_speed_and_money_is_shown_where_there_is_a_price() -> No
         ("recycle", context(of=job(layout=pipeline())), "the job has not said that it can go on without a worker"),
         ("recycle", context(within=cluster(can_shrink=True)), "only pipelines with replicas can hand their"),
         ("drop_replica", context(within=cluster(can_shrink=True)), "there is no second replica to go on with"),
-        ("restart_process", context(crash(), job(resume=None)), "no replica and no verified checkpoint"),
+        ("reconfigure", context(crash(), job(resume_smaller=None)), "there is no checkpoint that was verified"),
     ],
 )
 def test_closed_way_says_why_and_has_no_cost(action: Action, of: Context, because: str) -> None:
@@ -117,8 +117,10 @@ def test_controller_that_knows_only_whole_jobs_makes_a_new_process_cost_a_whole_
     assert found.cost.downtime_s == 150.0
     assert found.reason == "the controller restarts the whole job on its nodes, from the checkpoint of 600 s ago"
     assert (found.cost.gpu_hours or 0.0) > (in_place.cost.gpu_hours or 0.0)
-    closed = option("restart_process", context(hang, job(layout=pipeline(), resume=None), whole))
-    assert closed.reason.startswith("unavailable: the controller restarts whole jobs, and no checkpoint")
+    anew = option("restart_process", context(hang, job(layout=pipeline(), resume=None, age_s=7200.0), whole))
+    assert anew.reason.endswith("from the beginning, as no checkpoint is verified complete: 2.0 h of work are lost")
+    bad = option("restart_process", context(crash(fault_class="comm_hang"), within=whole))
+    assert bad.reason == "unavailable: the job would start again on host:h3, which is at fault"
 
 
 def test_job_on_fewer_nodes_starts_from_a_checkpoint_that_they_can_load_once_it_is_converted() -> None:

@@ -73,8 +73,8 @@ def test_layout_shrinks_by_whole_replicas_and_the_others_get_exactly_as_much_mor
     decision = decided(context(crash(), job(layout=pipeline(tensor=1, stages=2, replicas=32)), cluster(spares=())))
     assert decision.action == "reconfigure"
     assert decision.target == {"nnodes": 7, "tp": 1, "pp": 2, "dp": 28}
-    within = cluster(can_shrink=True, spares=(), can_restart=False)
-    decision = decided(context(crash(), job(layout=pipeline(stages=1, tensor=8)), within))
+    shrinkable = job(layout=pipeline(stages=1, tensor=8), min_nodes=8)
+    decision = decided(context(crash(), shrinkable, cluster(can_shrink=True, spares=())))
     assert decision.action == "drop_replica"
     assert decision.target == {"nnodes": 7, "tp": 8, "pp": 1, "dp": 7, "grad_accum": 37}
 
@@ -131,10 +131,10 @@ def test_what_is_not_done_by_itself_says_why() -> None:
     assert decision.reason == "a person is needed: replace did not cure host:h3, and nothing is left to try"
     decision = decided(context(crash(), job(is_over=True)))
     assert (decision.action, decision.reason) == ("none", "train is over: there is nothing to bring back")
-    decision = decided(context(crash(), job(resume=None)))
+    decision = decided(context(crash(), job(min_nodes=8, resume_smaller=None), cluster(spares=())))
     assert decision.action == "none"
     assert "; options unavailable: " in decision.reason
-    assert "replace (there is no checkpoint that was verified to be complete" in decision.reason
+    assert "replace (no spare node is idle)" in decision.reason
     decision = decided(context(verdict(impact=Impact(step_time_ratio=None, ranks_waiting=3))))
     assert decision.reason == "nic:h3/eth1 is watched; what it costs the job is not known yet"
     assert decision.expires_ns == seconds(10) + 10 * NS_PER_S
@@ -173,7 +173,7 @@ def test_whatever_happens_the_rules_hold(about: Verdict, of: JobFacts, at_s: flo
     decision = decided(context(about, of, cluster(can_shrink=can_shrink, can_reroute=True)), at_s=at_s)
     assert decision.reason
     if decision.action in ("reconfigure", "replace"):
-        assert of.resume is not None, "never without a verified checkpoint"
+        assert of.resume is not None or decision.held_because, "never without a verified checkpoint, or a person"
         assert (decision.target or {})["nnodes"] >= of.min_nodes
     if about.fault_class in ("software", "telemetry_lost"):
         assert decision.isolate == ()

@@ -108,9 +108,15 @@ def test_verdict_without_events_has_the_severity_of_its_class(
     assert severity_of(verdict(fault_class=fault_class, component=component, grade="alert"))[0] == severity
 
 
-def test_job_at_a_third_of_its_speed_is_restarted_where_nobody_is_to_blame() -> None:
-    slow = verdict(fault_class="global_slow", grade="alert", impact=Impact(step_time_ratio=3.5, ranks_waiting=63))
-    assert severity_of(slow) == (2, "steps take 3.5 times as long as usual")
-    restart = next(each for each in weigh(context(slow)) if each.action == "restart_process")
-    assert restart.cost.gpu_hours is not None
+def test_rank_at_a_third_of_its_speed_is_restarted_and_no_job_where_nobody_is_to_blame() -> None:
+    impact = Impact(step_time_ratio=3.5, ranks_waiting=63)
+    rank = verdict(fault_class="noncomm_slow", component="rank:5", grade="alert", impact=impact)
+    everybody = verdict(fault_class="global_slow", component="job:train", grade="alert", impact=impact)
+    assert severity_of(rank) == (2, "steps take 3.5 times as long as usual")
+    assert severity_of(everybody)[0] == 3
+    hours = [
+        next(each.cost.gpu_hours for each in weigh(context(about)) if each.action == "restart_process")
+        for about in (rank, everybody)
+    ]
+    assert [each is None for each in hours] == [False, True]
     assert [is_alarm(ratio) for ratio in (None, 1.1, 2.99, 3.0)] == [False, False, False, True]

@@ -45,6 +45,7 @@ def reader(tmp_path: Path, store: Store | None = None, **changes: object) -> Fac
         "topology": None,
         "cluster": ClusterFacts(spares=("h3", "h8", "h9"), can_restart=True),
         "hints": {"*": JobHint(min_nodes=4)},
+        "enforced_share": lambda: 0.25,
     }
     return FactReader(store, **(parts | changes))  # type: ignore[arg-type]  # whatever a test replaces
 
@@ -54,6 +55,7 @@ def test_what_is_known_of_a_job_is_read_and_a_controller_that_is_down_is_said(tm
     snapshot = found.read(incident(crash()), seconds(10))
     assert snapshot.job.nodes == tuple(NODES[:8])
     assert (snapshot.job.gpus, snapshot.job.min_nodes, snapshot.job.next_save_s) == (64, 4, 30.0)
+    assert snapshot.cluster.enforced_share == 0.25
     assert snapshot.job.resume == Resume("/ckpt/train", "dcp", 60.0, 5.0)
     FakeController(tmp_path / "cluster.json").change(is_down=True)
     snapshot = found.read(incident(crash()), seconds(10))
@@ -142,6 +144,9 @@ def test_telemetry_says_which_gpus_jobs_have_and_what_happened_on_the_part_s_hos
     snapshot = found.read(incident(crash()), seconds(10))
     assert (snapshot.job.nodes, snapshot.job.gpus) == (("h3", "h5"), 3)
     assert [each.message for each in snapshot.events] == ["Xid 79"]
+    assert snapshot.job.age_s is not None
+    seat = found.read(incident(crash(component="rank:2")), seconds(10)).seat
+    assert (seat, snapshot.seat) == ("gpu:h5/0", None)
     assert [each.job for each in snapshot.others] == ["chat"]
     view = found.survey(seconds(10))
     jobs = [(job.job, job.nodes, job.gpus) for job in view.jobs]

@@ -61,6 +61,7 @@ def attribution(server: Server, clock: ManualClock) -> Attribution:
         (decision("reconfigure"), "STOP"),
         (decision("reconfigure", mode="propose"), "RESTART"),
         (decision("reconfigure", held_because="blast radius"), "RESTART"),
+        (decision("none", answered_by="d2"), "RESTART"),
     ],
 )
 def test_launcher_is_stopped_only_for_what_is_under_way_and_beyond_it(made: Decision, word: str) -> None:
