@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from functools import cache
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -58,12 +57,6 @@ def fill_rows(table: Table, length: int, columns: Mapping[str, object]) -> pa.Ta
 def _no_counters(length: int) -> pa.Array:
     nothing = [pa.array([], pa.string()), pa.array([], pa.uint64())]
     return pa.MapArray.from_arrays(pa.array([0] * (length + 1), pa.int32()), *nothing)
-
-
-def filled(column: pa.Array | pa.ChunkedArray, instead: float) -> np.ndarray:
-    """Return a column as an array, with something instead of nulls; most columns have none, and asking is cheap."""
-    values: np.ndarray = np.asarray(pc.fill_null(column, instead) if column.null_count else column)
-    return values
 
 
 def conform(table: Table, rows: pa.Table) -> pa.Table:

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analyzer.delay_matrix.matrix import Pair
+from analyzer.windows.columns import filled
 from analyzer.windows.jobs import NOBODY, Roster
 from analyzer.windows.window import Context, End
-from lockstep.arrow import filled
 from lockstep.topology import TopologyIndex
 
 _MOST = 2**62  # that fits into a signed integer of 64 bits

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from analyzer.windows.columns import filled
 from analyzer.windows.window import Context
-from lockstep.arrow import filled
 from lockstep.clock import NS_PER_S
 from lockstep.verdict import Side
 

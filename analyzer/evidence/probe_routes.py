@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analyzer.delay_matrix.matrix import Pair, Paths
+from analyzer.windows.columns import filled
 from analyzer.windows.window import End, Window
-from lockstep.arrow import filled
 from lockstep.store.store import Store
 from lockstep.topology import Link, TopologyIndex, link_name, split_end
 from lockstep.verdict import Side

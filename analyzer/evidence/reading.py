@@ -21,8 +21,8 @@ from analyzer.evidence.observations import (
     timestamps,
 )
 from analyzer.evidence.probes import judge_probes, read_probes
+from analyzer.windows.columns import filled
 from analyzer.windows.window import Context
-from lockstep.arrow import filled
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
 from lockstep.store.together import OF_HOSTS

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from analyzer.hang.facts import NO_STEPS, PAIRED, Lines, ProgressFacts, StepCounts
+from analyzer.windows.columns import filled
 from analyzer.windows.window import Context
-from lockstep.arrow import filled
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
 

@@ -20,10 +20,10 @@ from analyzer.hang.facts import (
     find_standstill,
 )
 from analyzer.hang.flow import read_steps
+from analyzer.windows.columns import filled
 from analyzer.windows.jobs import NOBODY, Roster, list_hosts
 from analyzer.windows.silence import find_reports
 from analyzer.windows.window import Context, End
-from lockstep.arrow import filled
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Parameters, Store
 from lockstep.store.together import OF_HOSTS, WHOSE

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from analyzer.windows.columns import filled
 from analyzer.windows.jobs import Roster
 from analyzer.windows.window import Context
-from lockstep.arrow import filled
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
 from lockstep.store.together import WHOSE

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lockstep.arrow import filled
+from analyzer.windows.columns import filled
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
 from lockstep.store.together import WHOSE
