@@ -11,6 +11,7 @@ import pytest
 from tests.testbed.ranks import PLUGIN_SOURCES
 from tests.testbed.workers.job import Loopback, start_job
 from tests.testbed.workers.plan import Collective, Compute, Hop, JobPlan, Layout
+from tests.tiers import long_except
 from tests.waiting import LIMIT_S
 
 ALONE = """\
@@ -74,7 +75,7 @@ def test_line_that_makes_no_sense_is_refused_with_its_number(built: Path, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sanitizer", ["asan", "tsan"])
+@pytest.mark.parametrize("sanitizer", long_except(["tsan"], ["asan", "tsan"]))
 def test_sanitizers_find_nothing_in_a_parallel_job(sanitizer: str, tmp_path: Path) -> None:
     missing = [tool for tool in ("make", "cc") if shutil.which(tool) is None]
     if missing:

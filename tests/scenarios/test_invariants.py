@@ -169,6 +169,7 @@ def test_what_heals_is_cleared(shared_engine: SharedEngine, fault: str) -> None:
     assert found.last_seen_ns < found.since_ns + 20 * 10**9
 
 
+@pytest.mark.long
 @few
 @given(fault=faults, hosts=st.sampled_from([6, 10, 12]))
 def test_more_healthy_hosts_add_no_verdict(shared_engine: SharedEngine, fault: str, hosts: int) -> None:
@@ -176,6 +177,7 @@ def test_more_healthy_hosts_add_no_verdict(shared_engine: SharedEngine, fault: s
     assert said(shared_engine, scenario(hosts=hosts)) == []
 
 
+@pytest.mark.long
 @few
 @given(fault=faults, times=st.sampled_from([2, 3, 5]))
 def test_job_that_does_everything_so_many_times_slower_has_the_same_fault(
