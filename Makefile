@@ -11,6 +11,8 @@ SYSTEMS := tests/e2e tests/deploy tests/planner/controllers tests/testbed_checks
 PACKAGES := lockstep collector importers simulator analyzer planner api cli benchmarks nccl_plugin tests
 # The option --constraint does not hold for what builds a wheel, this does.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+# Tests start python a thousand times: what was compiled once is kept, also on a machine that asks for the opposite.
+unexport PYTHONDONTWRITEBYTECODE
 export LOCKSTEP_STATE_DIR ?= $(CURDIR)/.lockstep
 
 .PHONY: help install up check check-python check-c test fast-test slow-test long-test gpu-test gpu-live gpu-record plugin bench sbom clean system-packages
