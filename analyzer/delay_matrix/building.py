@@ -6,6 +6,7 @@
 Each sort of delay (`measuring`) is judged by itself (`judging`); a pair is slow when any of them says so.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -30,7 +31,7 @@ from analyzer.delay_matrix.judging import (
 from analyzer.delay_matrix.matrix import DelayMatrix, PairMemory, SlowPair
 from analyzer.delay_matrix.reading import ACKNOWLEDGED, CONNECTION, SLACKS_NS, PairFacts, needs_transits
 from analyzer.delay_matrix.sifting import sift_lags, sift_steps, sift_waits
-from analyzer.windows.window import Context
+from analyzer.windows.window import Context, End
 
 _SIZED = (*CONNECTION, "size_class")
 _KIND = ("size_class",)
@@ -270,6 +271,7 @@ def _judge(
     checked = judge_delays(raw, memory.recall(raw.key), len(ends.pairs), span_ns, options) if is_net else score
     agreed = _agree(score, checked, options) if is_net else score.slow
     slow = _keep_slowest(delays, agreed, score, memory, ends, options)
+    slow |= _find_beside(slow, score, checked, ends, options)
     is_first = not memory.slowest.keys() & set(
         np.unique(delays.kind_key).tolist()
     )  # nobody was seen before: all may be so
@@ -291,6 +293,22 @@ def _agree(score: Score, raw: Score, options: PairOptions) -> np.ndarray:
     by_all = score.costly & (score.sigmas >= options.raw_sigmas) & raw.slow & (left >= options.nearly_all)
     agreed: np.ndarray = (by_rest | by_all) & raw.large
     return agreed
+
+
+def _find_beside(slow: np.ndarray, score: Score, raw: Score, ends: Ends, options: PairOptions) -> np.ndarray:
+    """Return the pairs that are nearly slow and share an end with one that is, by no more than twice as much.
+
+    One of many that is at the edge of noise is nothing; at a NIC of which another pair is slow, it tells which end.
+    """
+    beside = np.zeros(len(slow), bool)
+    excess: dict[End, float] = {}
+    for pair in np.flatnonzero(slow).tolist():
+        for end in (ends.pairs[pair].src, ends.pairs[pair].dst):
+            excess[end] = max(excess.get(end, 0.0), math.log(score.ratio[pair]))
+    for pair in np.flatnonzero(score.doubtful & raw.doubtful & ~slow).tolist() if excess else ():
+        most = max(excess.get(ends.pairs[pair].src, 0.0), excess.get(ends.pairs[pair].dst, 0.0))
+        beside[pair] = most > 0 and math.log(score.ratio[pair]) >= options.beside_part * most
+    return beside
 
 
 def _keep_slowest(
@@ -345,9 +363,9 @@ def _learn(memory: PairMemory, delays: Delays, score: Score) -> PairMemory:
 
 def _join(ends: Ends, facts: PairFacts, scores: Sequence[Score], options: PairOptions) -> DelayMatrix:
     """Return the matrix of all sorts of delays: for a pair speaks the first that calls it slow, else the first."""
-    ratio, sigmas, per_byte, error, operations = (
+    ratio, sigmas, per_byte, error, operations, shared = (
         np.stack([getattr(score, name) for score in scores])
-        for name in ("ratio", "sigmas", "ns_per_byte", "error", "operations")
+        for name in ("ratio", "sigmas", "ns_per_byte", "error", "operations", "shared")
     )
     slow = np.stack([score.slow for score in scores])
     is_slow: np.ndarray = np.logical_or.reduce(slow, axis=0)
@@ -365,6 +383,7 @@ def _join(ends: Ends, facts: PairFacts, scores: Sequence[Score], options: PairOp
         ns_per_byte=np.nan_to_num(per_byte[speaker, pair], nan=0.0),
         error=np.nan_to_num(error[speaker, pair], nan=np.inf),
         operations=operations[speaker, pair],
+        shared=np.nan_to_num(shared[speaker, pair], nan=1.0),
         told_since_ns=int(np.median(facts.steps["oldest_ns"].to_numpy())) if facts.steps.num_rows else None,
         starved=find_starved(facts.flushes, options),
     )

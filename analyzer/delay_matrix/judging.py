@@ -28,6 +28,7 @@ _MAD_TO_SIGMA = 1.4826  # for normally distributed excesses
 _MEAN_TO_SIGMA = 1.2533  # likewise, from the mean absolute deviation
 _RAW = np.uint64(0x5BF0_3635_9C1D_7A11)  # any pattern of bits: tells keys of raw delays from those of others
 _MOST_MOVED = 3.0  # that a median may be off: beyond, nothing is known of it, and of little traffic little follows
+_UNTOUCHED = 0.2  # of all pairs: a switch that carries more than the others is no part of a job, but its fabric
 _ABOVE, _ABOVE_SIGMAS = 0.65, 0.385  # a quantile above the median, and where it lies when excesses are normal
 _BELOW, _BELOW_SIGMAS = 0.1, 2.0  # likewise below it, with room for pairs that are fast because others are slow
 
@@ -40,11 +41,15 @@ class PairOptions:
     few_pairs: int = 8  # fewer, and a single slow one moves the spread that it is judged by
     slow_ratio: float = 1.25  # below, a job loses less than restarting it costs, and congestion looks the same
     few_ratio: float = 2.0  # with few pairs only what nobody can miss
-    few_changed_ratio: float = 1.5  # unless their past tells how much they differ by nature, and from time to time
+    few_changed_ratio: float = 1.5  # over sockets, where a past tells how much they differ, and one moves the others
     elsewhere_ratio: float = (
         1.25  # likewise, over what the slowest of the others used to take, of a pair without past
     )
     slow_sigmas: float = 6.0  # one false wire in 10^9 if excesses were normal; they are not, hence the ratio too
+    beside_sigmas: float = 3.0  # of a pair at an end of a slow one: a few are asked, where a job has thousands
+    beside_part: float = (
+        0.5  # of that one's excess, and of what a slow pair needs: what shares an end is slowed alike
+    )
     errors: float = 3.0  # standard errors that a pair must exceed its peers by: chance does so once in 700 times
     odd_error: float = 0.6  # k odd operations among usual ones have an error of 1 / sqrt(k) of their mean: three do
     raw_sigmas: float = 3.0  # of waits as they are: with those of what is left, enough; receivers make them swing
@@ -105,12 +110,17 @@ class Score:
     error: np.ndarray  # by which share the ratio may be off, either way, by chance
     operations: np.ndarray  # that were measured
     has_past: np.ndarray  # whether it was held against that
+    doubtful: np.ndarray  # nearly slow: enough of a pair that shares an end with a slow one
+    shared: np.ndarray  # times as long as others of its kind it may take, for those that share its links
 
 
 def judge_delays(delays: Delays, past: Past, pairs: int, window_ns: int, options: PairOptions) -> Score:
     """Return how slow each pair is, held against its peers and its past."""
     taken = np.maximum(delays.ns_per_byte, delays.least)
-    expected = _expect(delays, taken)
+    usual, everywhere = _recall_usual(delays, taken, past.log_delay)
+    sharing = delays.sharers / np.maximum(median_of(delays.sharers, delays.kind), 1.0)
+    alone = _expect(delays, taken, usual * everywhere)
+    expected = alone * np.maximum(sharing, 1.0)
     weight = delays.bytes
     total = _sum(taken * weight, delays.index, pairs)
     normal = _sum(expected * weight, delays.index, pairs)
@@ -118,18 +128,23 @@ def judge_delays(delays: Delays, past: Past, pairs: int, window_ns: int, options
         ratio = total / normal
         lost = (total - normal) / max(window_ns, 1)
         per_byte = _sum(delays.ns_per_byte * weight, delays.index, pairs) / _sum(weight, delays.index, pairs)
-    changed = _change(delays, taken, past.log_delay, pairs)
+    changed = _change(delays, taken, usual, everywhere, pairs)
     has_past = np.isfinite(changed)
     with np.errstate(invalid="ignore", divide="ignore"):  # how many share an end, a pair's past knows better
-        alone = total / _sum(expected * delays.crowd * weight, delays.index, pairs)
-        held = np.where(has_past, ratio, alone)
+        uncrowded = total / _sum(expected * delays.crowd * weight, delays.index, pairs)
+        held = np.where(has_past, ratio, uncrowded)
+        shared = normal / _sum(alone * weight, delays.index, pairs)
+        is_spacious = _sum(sharing * weight, delays.index, pairs) < _sum(weight, delays.index, pairs)
     is_few = np.isfinite(ratio).sum() < options.few_pairs
     with np.errstate(invalid="ignore", divide="ignore"):
         spread_peers = _spread(np.log(held), options.min_spread * (5 if is_few else 1))
-        spread_peers = max(spread_peers, _reach_below(np.log(held)) / _BELOW_SIGMAS)
+        # Why those are fast that share their links with fewer others is known.
+        spread_peers = max(spread_peers, _reach_below(np.log(held[~is_spacious])) / _BELOW_SIGMAS)
         swing = _sum(past.swing * weight, delays.index, pairs) / _sum(weight, delays.index, pairs)
         spread_past = np.maximum(_spread(np.log(changed), options.min_spread), _MEAN_TO_SIGMA * swing)
-    few_ratio = np.where(has_past, options.few_changed_ratio, options.few_ratio)
+    follows = _sum(np.where(delays.follows, weight, 0.0), delays.index, pairs) > 0
+    changed_ratio = np.where(follows, options.few_changed_ratio, options.slow_ratio)
+    few_ratio = np.where(has_past, changed_ratio, options.few_ratio)
     slow_ratio = np.maximum(options.slow_ratio, few_ratio) if is_few else np.full(pairs, options.slow_ratio)
     error, relative, operations = _chance(delays, expected, total, pairs, options)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -139,9 +154,11 @@ def judge_delays(delays: Delays, past: Past, pairs: int, window_ns: int, options
         is_chance = ~(least_ratio * np.exp(-error) > 1) | (relative > options.odd_error)
         costly = large & ~is_chance
         slow = costly & (sigmas >= options.slow_sigmas)
-        is_odd = (least_ratio > 1 + (slow_ratio - 1) / 2) | (has_past & (sigmas >= options.slow_sigmas))
-        wary = (ratio >= options.slow_ratio) & is_odd
-    return Score(ratio, sigmas, slow, per_byte, wary, large, costly, error, operations, has_past)
+        nearly = (least_ratio > 1 + (slow_ratio - 1) * options.beside_part) & (sigmas >= options.beside_sigmas)
+        doubtful = nearly & ~is_chance & (lost >= options.beside_part * options.min_lost_share)
+        # What does not stand out is unequal by nature: unless that is learnt, nothing tells when it changes.
+        wary = (ratio >= options.slow_ratio) & (nearly | (has_past & (sigmas >= options.slow_sigmas)))
+    return Score(ratio, sigmas, slow, per_byte, wary, large, costly, error, operations, has_past, doubtful, shared)
 
 
 def _chance(
@@ -267,14 +284,17 @@ def _is_large(values: np.ndarray, delays: Delays, of: np.ndarray, part: float) -
     return result
 
 
-def _expect(delays: Delays, taken: np.ndarray) -> np.ndarray:
-    """Return the usual delay of each row's kind and ring, longer where more pairs than usual share a link.
+def _expect(delays: Delays, taken: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Return the usual delay of each row's kind and ring.
 
-    Where nothing is left of the usual one, a delay is held against the usual one before anything was taken off.
+    Where nothing is left of the usual one, a delay is held against the usual one before anything was taken off. Where
+    delays are the wire's own and most pairs of a kind are known, theirs of before stand for it when they are less:
+    most may be slow at once, through one switch.
     """
-    crowd = np.maximum(delays.sharers / np.maximum(median_of(delays.sharers, delays.kind), 1.0), 1.0)
     usual = np.maximum(_usual(taken, delays), delays.least)
-    expected: np.ndarray = np.where(usual > 0, usual, median_of(delays.raw_ns_per_byte, delays.kind)) * crowd
+    before = median_of(np.where(np.isnan(known), np.inf, np.maximum(known, delays.least)), delays.kind)
+    usual = np.where(delays.follows, usual, np.minimum(usual, before))
+    expected: np.ndarray = np.where(usual > 0, usual, median_of(delays.raw_ns_per_byte, delays.kind))
     return expected
 
 
@@ -285,18 +305,30 @@ def _usual(values: np.ndarray, delays: Delays) -> np.ndarray:
     return np.where(delays.follows, np.maximum(usual, around), usual)
 
 
-def _change(delays: Delays, taken: np.ndarray, past: np.ndarray, pairs: int) -> np.ndarray:
-    """Return each pair's delay over its own usual one, relative to how all others changed; NaN without a past."""
-    known = np.isfinite(past)
+def _recall_usual(delays: Delays, taken: np.ndarray, log_delay: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the usual delay of each row, NaN without a past, and how much all of its sort changed.
+
+    All changed as the median did, or on sockets as that of their ring did, where a slow pair holds up the others.
+    Acknowledged bytes wait for nothing but their own way: what a fifth of the pairs did not take part in is no change
+    of all.
+    """
+    usual = np.maximum(np.exp(log_delay), delays.least)
+    changed, known = taken / usual, np.isfinite(log_delay)
     if not known.any():
-        return np.full(pairs, np.nan)
-    usual = np.maximum(np.exp(np.where(known, past, 0.0)), delays.least)
-    changed = taken[known] / usual[known]
-    everywhere = float(np.quantile(changed, 0.5, method="lower"))
-    around = np.where(delays.follows[known], median_of(changed, delays.ring[known]), everywhere)
+        return usual, np.ones(len(usual))
+    median, least = np.quantile(changed[known], [0.5, _UNTOUCHED], method="lower")
+    around = np.full(len(usual), float(median))
+    around[known] = np.maximum(median_of(changed[known], delays.ring[known]), median)
+    everywhere: np.ndarray = np.where(delays.follows, around, min(float(median), max(float(least), 1.0)))
+    return usual, everywhere
+
+
+def _change(delays: Delays, taken: np.ndarray, usual: np.ndarray, everywhere: np.ndarray, pairs: int) -> np.ndarray:
+    """Return each pair's delay over its own usual one, relative to how all others changed; NaN without a past."""
+    known = np.isfinite(usual)
     index, weight = delays.index[known], delays.bytes[known]
     now = _sum(taken[known] * weight, index, pairs)
-    before = _sum(usual[known] * np.maximum(around, everywhere) * weight, index, pairs)
+    before = _sum((usual * everywhere)[known] * weight, index, pairs)
     enough = _sum(weight, index, pairs) >= 0.5 * _sum(delays.bytes, delays.index, pairs)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(enough & (before > 0), now / before, np.nan)
