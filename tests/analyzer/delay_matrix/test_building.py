@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from analyzer.delay_matrix.building import build_matrix, find_starved
-from analyzer.delay_matrix.judging import PairOptions
+from analyzer.delay_matrix.delays import PairOptions
 from analyzer.delay_matrix.matrix import PairMemory, SlowPair
 from analyzer.delay_matrix.reading import PairFacts
 from tests.analyzer.delay_matrix.build import (

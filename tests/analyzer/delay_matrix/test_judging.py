@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from analyzer.delay_matrix.delays import Delays, PairOptions, median_of
 from analyzer.delay_matrix.inner import judge_inner
-from analyzer.delay_matrix.judging import Delays, PairOptions, Score, judge_delays, median_of
+from analyzer.delay_matrix.judging import Score, judge_delays
 from analyzer.delay_matrix.matrix import InnerMatrix, PairMemory, Past
 from tests.analyzer.delay_matrix.build import (
     HOSTS,
