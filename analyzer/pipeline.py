@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from analyzer.delay_matrix.building import build_matrix
-from analyzer.delay_matrix.judging import PairOptions
+from analyzer.delay_matrix.delays import PairOptions
 from analyzer.delay_matrix.matrix import DelayMatrix, PairMemory
 from analyzer.delay_matrix.reading import read_pairs
 from analyzer.evidence.observations import NO_EVIDENCE, Evidence

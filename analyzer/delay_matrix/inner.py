@@ -7,8 +7,9 @@ came last and waited for nobody: its time stands for the links, held against gro
 import numpy as np
 import pyarrow as pa
 
+from analyzer.delay_matrix.delays import Delays, PairOptions
 from analyzer.delay_matrix.ends import as_errors, as_floats, keys_of, kinds_of
-from analyzer.delay_matrix.judging import Delays, PairOptions, judge_delays
+from analyzer.delay_matrix.judging import judge_delays
 from analyzer.delay_matrix.matrix import InnerGroup, InnerMatrix, PairMemory
 from analyzer.windows.window import Context
 from lockstep.store.store import Store

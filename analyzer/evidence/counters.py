@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from analyzer.evidence.observations import SPANS_SQL, Observation, numbers, read_growth, readings_sql, timestamps
 from analyzer.windows.window import Context
+from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
 from lockstep.store.together import OF_HOSTS
 from lockstep.topology import Link, TopologyIndex, link_name, nic_name, split_end, switch_name
@@ -48,6 +49,7 @@ _NEARLY_ALWAYS, _AT_MOST_ELSEWHERE = 0.8, 0.5
 _FEWEST_PEERS = 2
 _MOST_FULL = 16  # more at once are how this job sends, and each would be held against all others
 _AS_MUCH = 0.5  # of the bytes: in a ring every NIC sends the same
+_NIC_SLACK_NS = 3 * NS_PER_S  # NICs are read every second; what was before that is not the window's
 _DOWN, _BELOW = 3.0, 3.0  # a link without carrier, or at a lower rate than it is built for, is slow for certain
 _BELOW_SHARE = 0.9  # rates are negotiated in steps of a half or a quarter
 
@@ -65,7 +67,8 @@ _NIC_QUERY = (
 
 def read_nics(store: Store, context: Context) -> pa.Table:
     """Return one row per NIC of the job's hosts: its state, and how its counters grew."""
-    return store.query(_NIC_QUERY, {"hosts": context.list_reporting("nic_counters"), **timestamps(context)})
+    readings = {"hosts": context.list_reporting("nic_counters"), **timestamps(context, _NIC_SLACK_NS)}
+    return store.query(_NIC_QUERY, readings)
 
 
 def judge_nics(rows: pa.Table, topology: TopologyIndex | None) -> Iterator[Observation]:

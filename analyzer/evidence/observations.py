@@ -87,10 +87,10 @@ class Growth:
     strength: np.ndarray  # 0: as everywhere; 0.5: more than elsewhere; 1: more than elsewhere, and than before
 
 
-def timestamps(context: Context) -> dict[str, int]:
+def timestamps(context: Context, slack_ns: int = SLACK_NS) -> dict[str, int]:
     """Return the parameters of a query for readings: where usual ends and now begins, the window, the outer ends."""
     start = context.window.start_ns
-    return {"back": start - BACK_NS, "turn": start - SLACK_NS, "start": start, "end": context.window.end_ns}
+    return {"back": start - BACK_NS, "turn": start - slack_ns, "start": start, "end": context.window.end_ns}
 
 
 def readings_sql(counters: Sequence[str]) -> str:

@@ -196,7 +196,9 @@ def explain(matrix: DelayMatrix, evidence: Evidence, context: Context) -> list[F
     if not matrix.slow.any():
         return []
     suspects = list_suspects(matrix, context.topology)
-    weighed = _weigh(suspects, matrix.ratio, matrix.slow, ~(matrix.ns_per_byte > 0))
+    # What is slow caps the rate: a pair that shared another link before loses less by it, by up to that much.
+    times = matrix.ratio * np.sqrt(matrix.shared)
+    weighed = _weigh(suspects, times, matrix.slow, ~(matrix.ns_per_byte > 0))
     return _explain(weighed, evidence, Cables(context.topology))
 
 
@@ -236,4 +238,5 @@ def _without_hosts(matrix: DelayMatrix, hosts: frozenset[str]) -> DelayMatrix:
         ns_per_byte=matrix.ns_per_byte[kept],
         error=matrix.error[kept],
         operations=matrix.operations[kept],
+        shared=matrix.shared[kept],
     )

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from analyzer.delay_matrix.building import build_matrix
 from analyzer.delay_matrix.clocks import HostClocks
-from analyzer.delay_matrix.judging import PairOptions
+from analyzer.delay_matrix.delays import PairOptions
 from analyzer.delay_matrix.matrix import DelayMatrix, PairMemory
 from analyzer.delay_matrix.reading import SLACKS_NS, PairFacts
 from analyzer.windows.window import Context, Window

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from analyzer.delay_matrix.building import build_matrix, find_starved
-from analyzer.delay_matrix.judging import PairOptions
+from analyzer.delay_matrix.delays import PairOptions
 from analyzer.delay_matrix.matrix import PairMemory, SlowPair
 from analyzer.delay_matrix.reading import PairFacts
 from tests.analyzer.delay_matrix.build import (
@@ -71,6 +71,14 @@ def test_few_wires_with_a_quiet_past_are_judged_sooner() -> None:
     bad = facts([wait(hop, usual(hop) * (1.7 if hop == (1, 2) else 1.0)) for hop in ring(4)])
     before = remember(facts([wait(hop, usual(hop)) for hop in ring(4)]))
     assert (hot_hosts(look_at(bad)), hot_hosts(look_at(bad, before))) == (set(), {(1, 2)})
+
+
+def test_pair_at_the_edge_counts_beside_a_slow_one_and_nowhere_else() -> None:
+    times = {(2, 3): 1.4, (3, 4): 1.22, (5, 6): 1.22}
+    found = look_at(facts(waits(ring(), lambda hop: usual(hop) * times.get(hop, 1.0))))
+    assert hot_hosts(found) == {(2, 3), (3, 4)}
+    times[2, 3] = 4.0
+    assert hot_hosts(look_at(facts(waits(ring(), lambda hop: usual(hop) * times.get(hop, 1.0))))) == {(2, 3)}
 
 
 def test_wires_that_were_always_unequal_are_not_slow_unless_one_changes() -> None:

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from analyzer.delay_matrix.delays import Delays, PairOptions, median_of
 from analyzer.delay_matrix.inner import judge_inner
-from analyzer.delay_matrix.judging import Delays, PairOptions, Score, judge_delays, median_of
+from analyzer.delay_matrix.judging import Score, judge_delays
 from analyzer.delay_matrix.matrix import InnerMatrix, PairMemory, Past
 from tests.analyzer.delay_matrix.build import (
     HOSTS,
@@ -32,8 +33,10 @@ def judged(
     crowd: float | np.ndarray = 1.0,
     least: float = 0.0,
     error: np.ndarray | None = None,
+    follows: bool = False,
+    sharers: float | np.ndarray = 1.0,
 ) -> Score:
-    """Return the judgement of one row per wire, all of one kind on InfiniBand."""
+    """Return the judgement of one row per wire, all of one kind on InfiniBand, or else on sockets."""
     count = len(ns_per_byte)
     delays = Delays(
         index=np.arange(count),
@@ -46,11 +49,11 @@ def judged(
         bytes=np.full(count, 1e9),
         ns_per_byte=ns_per_byte,
         least=np.full(count, least),
-        sharers=np.ones(count),
+        sharers=np.full(count, sharers, float),
         crowd=np.full(count, crowd),
         ring=np.zeros(count, np.int64),
         rivals=np.zeros(count, np.int64),
-        follows=np.zeros(count, bool),
+        follows=np.full(count, follows),
         raw_ns_per_byte=ns_per_byte,
         is_net=np.zeros(count, bool),
         decides=np.zeros(count, bool),
@@ -87,6 +90,38 @@ def test_where_pairs_are_unequal_by_nature_none_is_slow_for_being_the_slowest() 
     shares = np.repeat([0.5, 1.0, 1.5], [9, 17, 6])
     assert not judged(shares).slow.any()
     assert judged(np.maximum(shares, 1.0)).slow.any(), "a slow NIC among equals"
+
+
+def test_pairs_that_share_links_with_fewer_others_hide_no_slow_one() -> None:
+    delay = np.repeat([0.5, 1.0, 3.0], [8, 20, 4])
+    sharers = np.repeat([1.0, 2.0, 2.0], [8, 20, 4])
+    assert not judged(delay).slow.any(), "nobody knows why a quarter is twice as fast"
+    score = judged(delay, sharers=sharers)
+    assert score.slow.nonzero()[0].tolist() == [28, 29, 30, 31]
+    crowded = judged(np.repeat([1.0, 2.0], [20, 4]), sharers=np.repeat([1.0, 2.0], [20, 4]))
+    assert (crowded.slow.any(), crowded.shared[-1]) == (False, 2.0)
+
+
+def test_pair_that_is_slower_by_nature_is_learnt_and_one_that_stands_out_is_not() -> None:
+    unequal = judged(np.repeat([0.5, 1.0, 2.0], [6, 10, 8]))
+    assert not unequal.slow.any()
+    assert not unequal.wary.any()
+    assert judged(np.repeat([1.0, 2.0], [16, 1])).wary.nonzero()[0].tolist() == [16]
+
+
+@pytest.mark.parametrize(("follows", "expected"), [(False, [0]), (True, [])])
+def test_of_few_acknowledged_pairs_a_quiet_past_is_enough(follows: bool, expected: list[int]) -> None:
+    """Over sockets a slow pair moves the few others, so that less follows from what it does itself."""
+    delay = np.array([1.42, 1.0, 1.01, 0.99])
+    assert judged(delay, past=np.ones(4), follows=follows).slow.nonzero()[0].tolist() == expected
+    assert not judged(delay, follows=follows).slow.any(), "without a past they may be unequal by nature"
+
+
+@pytest.mark.parametrize(("untouched", "expected"), [(2, 6), (0, 0)])
+def test_most_pairs_may_be_slow_where_some_show_that_the_traffic_is_as_before(untouched: int, expected: int) -> None:
+    delay = np.repeat([3.0, 1.0], [8 - untouched, untouched])
+    assert judged(delay, past=np.ones(8)).slow.nonzero()[0].tolist() == list(range(expected))
+    assert not judged(delay, past=np.ones(8), follows=True).slow.any(), "a ring of sockets waits as a whole"
 
 
 def test_traffic_of_another_kind_of_which_little_is_known_hides_no_slow_wire() -> None:

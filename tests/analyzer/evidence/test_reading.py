@@ -9,6 +9,7 @@ from lockstep.records import HostRecord
 from lockstep.store.store import Store
 from lockstep.verdict import Side
 from tests.analyzer.evidence.build import BEGIN, END, HOSTS, ONSET, event, gpus, look, nics, ports, probe, queues
+from tests.builders import SECOND, T0
 
 
 def weighty(evidence: Evidence) -> set[str]:
@@ -82,6 +83,13 @@ def test_counter_of_a_nic_speaks_for_the_side_it_counts(
 def test_counter_that_always_ran_speaks_half_as_loud(embedded_store: Store, since: int, weight: float) -> None:
     evidence = look(embedded_store, *nics("h3", since=since, tx_errors=100.0))
     assert evidence.log_odds("nic:h3/eth0", "tx") == weight
+
+
+def test_counter_of_a_nic_that_began_with_the_evaluation_is_new_in_a_capture_that_is_hardly_older(
+    embedded_store: Store,
+) -> None:
+    told = [row for row in nics("h3", since=ONSET + 14, tx_errors=100.0) if row.ts_ns >= T0 + ONSET * SECOND]
+    assert look(embedded_store, *told).log_odds("nic:h3/eth0", "tx") == 2.5
 
 
 def test_nic_at_half_its_rate_is_suspected_both_ways(embedded_store: Store) -> None:

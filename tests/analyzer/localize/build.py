@@ -26,8 +26,10 @@ def pairs(names: Iterable[Names]) -> list[Pair]:
     return [Pair(end_of(src), end_of(dst)) for src, dst in names]
 
 
-def matrix(of: Sequence[Pair], slowness: Slowness, *, starved: Iterable[str] = ()) -> DelayMatrix:
-    """Return a matrix in which each pair is as slow as told."""
+def matrix(
+    of: Sequence[Pair], slowness: Slowness, *, starved: Iterable[str] = (), shared: Slowness = lambda pair: 1.0
+) -> DelayMatrix:
+    """Return a matrix in which each pair is as slow as told, and as crowded."""
     ratio = np.array([slowness(pair) for pair in of])
     return DelayMatrix(
         pairs=tuple(of),
@@ -38,6 +40,7 @@ def matrix(of: Sequence[Pair], slowness: Slowness, *, starved: Iterable[str] = (
         ns_per_byte=ratio * NS_PER_BYTE,
         error=np.full(len(ratio), 0.01),
         operations=np.full(len(ratio), 100.0),
+        shared=np.array([shared(pair) for pair in of]),
         starved=frozenset(starved),
     )
 

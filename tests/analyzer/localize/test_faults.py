@@ -159,6 +159,33 @@ def test_what_a_slow_leaf_slows_most_is_no_fault_of_its_own() -> None:
     assert named(found) == [("switch:leaf1", None)]
 
 
+def ring_of(*places: tuple[str, str]) -> list[tuple[tuple[str, str], tuple[str, str]]]:
+    return list(zip(places, (*places[1:], places[0]), strict=True))
+
+
+def test_pairs_that_shared_a_link_lose_less_by_a_slow_leaf_and_it_is_one_fault() -> None:
+    """Four hosts, two to a leaf, two NICs each: between leaves two pairs share an uplink, and took twice as long."""
+    of = [
+        routed(f"{src}/eth{nic}", f"{dst}/eth{nic}", *(f"{src}/eth{nic}--{near}", *between, f"{dst}/eth{nic}--{far}"))
+        for (src, near), (dst, far) in ring_of(("h0", "leaf0"), ("h1", "leaf0"), ("h2", "leaf1"), ("h3", "leaf1"))
+        for between in [[f"{near}--spine1", f"{far}--spine1"] if near != far else []]
+        for nic in (0, 1)
+    ]
+    leaf = {"h0", "h1"}
+
+    def slowness(pair: Pair) -> float:
+        return (1.0, 1.6, 3.2)[len(leaf & {pair.src.host, pair.dst.host})]
+
+    def crowd(pair: Pair) -> float:
+        return 2.0 if len(leaf & {pair.src.host, pair.dst.host}) == 1 else 1.0
+
+    topology = TopologyIndex(leaf_spine(hosts=4, nics_per_host=2, leaves=2, spines=2))
+    told = matrix(of, slowness, shared=crowd)
+    assert only(find_faults(told, NO_EVIDENCE, context(topology))).component == "switch:leaf0"
+    alike = matrix(of, slowness)
+    assert len(find_faults(alike, NO_EVIDENCE, context(topology))) == 2
+
+
 def test_cable_is_named_beside_its_nic_and_first_where_signs_speak_for_it() -> None:
     found = only(find(RING, at("h3/eth1"), fabric()))
     assert (found.component, found.ambiguous_with) == ("nic:h3/eth1", ("link:h3/eth1--leaf1",))
