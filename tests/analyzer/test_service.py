@@ -515,6 +515,13 @@ def test_job_over_its_budget_shares_with_others_and_has_all_where_there_are_none
     assert shared.run_for(10, control, AnalyzerService(embedded_store, control, None, ServiceOptions())) == ""
     assert alone.counts["slow"] == shared.counts["a"] == shared.counts["b"] > 3
     assert shared.counts["slow"] == 1, "then it rests 5 s for each of the others"
+    large = [make(Comm, job="slow", comm=7, rank=rank, nranks=21, host=f"g{rank}") for rank in range(20)]
+    embedded_store.insert(TABLE_BY_NAME["comms"], rows(*large), token="large")
+    told = [make(Agent, host=f"g{rank}", ts_ns=after(90), watermark_ns=after(90)) for rank in range(20)]
+    embedded_store.insert(TABLE_BY_NAME["agents"], rows(*told), token="told")
+    grown = Spoilt("slow", takes_s=5)
+    assert grown.run_for(10, control, AnalyzerService(embedded_store, control, None, ServiceOptions())) == ""
+    assert grown.counts["slow"] == grown.counts["a"], "on 21 hosts it rests half a second for two of one"
 
 
 def test_analyzers_that_share_the_jobs_follow_each_of_them_once(
