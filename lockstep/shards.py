@@ -11,7 +11,7 @@ class Shard:
     >>> [shard.name for shard in Shard.all_of(3)]
     ['analyzer', 'analyzer-1', 'analyzer-2']
     >>> [shard.index for shard in Shard.all_of(3) if shard.has("llama-70b")]
-    [2]
+    [1]
     """
 
     index: int = 0
