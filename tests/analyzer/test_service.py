@@ -560,6 +560,27 @@ def test_host_that_invents_jobs_has_its_fill_and_holds_back_no_job_that_runs_els
     assert followed == [*list(invented)[:64], *real]
 
 
+def test_service_that_is_stopped_in_the_midst_asks_no_more_and_its_evaluations_are_due_again(
+    embedded_store: Store, control: ControlDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _tell_of_jobs(embedded_store, "a", "b")
+    begun, ended = list[str](), list[str]()
+
+    def stop_and_evaluate(store: Store, span: JobSpan, *args: Any, **options: Any) -> Outcome:
+        begun.append(span.job)
+        service.stop()
+        outcome = evaluate_window(store, span, *args, **options)
+        ended.append(span.job)
+        return outcome
+
+    service = AnalyzerService(embedded_store, control, None, ServiceOptions())
+    with monkeypatch.context() as patch:
+        patch.setattr("analyzer.service.evaluate_window", stop_and_evaluate)
+        assert service.run_once(_leased(control), after(4)) == 0
+    assert (begun, ended) == (["a", "b"], []), "each ends where it would ask the store"
+    assert AnalyzerService(embedded_store, control, None, ServiceOptions()).run_once(_leased(control), after(4)) > 0
+
+
 def test_service_that_is_stopped_begins_no_more_evaluations(watch: Watch) -> None:
     cluster = watch(SHORT)
     for _ in range(3):
