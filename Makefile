@@ -15,7 +15,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 export LOCKSTEP_STATE_DIR ?= $(CURDIR)/.lockstep
 
-.PHONY: help install up check check-python check-c test fast-test slow-test long-test gpu-test gpu-live gpu-record plugin bench sbom clean system-packages
+.PHONY: help install up check check-python check-c test fast-test slow-test long-test gpu-test gpu-live gpu-record plugin bench sbom lock clean system-packages
 
 help:  ## list these words
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -82,6 +82,9 @@ gpu-record: plugin  ## records real training with faults on a GPU; GPU_RECORD='-
 sbom: install  ## write what an installation of the services consists of to dist/sbom.cdx.json
 	mkdir -p dist
 	$(BIN)/python deploy/sbom.py api,analyzer,planner,collector > dist/sbom.cdx.json
+
+lock: install  ## write deploy/locks: what services and collectors are made of, with hashes; after a change of constraints.txt
+	$(BIN)/python deploy/lock.py
 
 bench: install  ## measure every claim; `lockstep bench NAME --quick` for one
 	$(BIN)/lockstep bench store

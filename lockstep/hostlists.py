@@ -1,7 +1,8 @@
-"""Names of many hosts in one word, as Slurm writes them: n[001-016,020] and rack[1-2]node[01-04]-ib."""
+"""Names of hosts as others write them: many in one word, as Slurm does (n[001-016,020]), or without a domain."""
 
 import re
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from itertools import product
 from math import prod
 from reprlib import repr as shorten
@@ -28,6 +29,28 @@ def expand_hostlist(text: str) -> list[str]:
             raise BadInput(f"{shorten(text)} stands for more than {MOST_NAMES:,} names")
         names += ["".join(parts) for parts in product(*choices)]
     return names
+
+
+def match_hosts(names: Iterable[str], hosts: Iterable[str]) -> dict[str, str]:
+    """Return which of the hosts each name means: itself, or the only one that differs by a domain on one side.
+
+    Two names are never one host, and names with different domains are different hosts.
+
+    >>> match_hosts(["h1", "h2.site.example", "h3"], ["h1", "h2", "h3.a.example", "h3.b.example"])
+    {'h1': 'h1', 'h2.site.example': 'h2'}
+    """
+    wanted, known = set(names), set(hosts)
+    by_label = defaultdict[str, list[str]](list)
+    for host in known - wanted:
+        by_label[host.partition(".")[0]].append(host)
+    found = {name: name for name in wanted & known}
+    for name in wanted - known:
+        label, dot, _ = name.partition(".")
+        candidates = [host for host in by_label[label] if not dot or "." not in host]
+        if len(candidates) == 1:
+            found[name] = candidates[0]
+    times = Counter(found.values())
+    return {name: host for name, host in sorted(found.items()) if name == host or times[host] == 1}
 
 
 def _words(text: str) -> Iterator[str]:

@@ -29,6 +29,7 @@ from planner.controllers.protocol import EVERY_ACT, Controller
 from planner.controllers.site import CommandController, CommandOptions, WebhookController, WebhookOptions
 from planner.controllers.slurm import SlurmController
 from planner.controllers.slurm_commands import SlurmOptions
+from planner.controllers.spelling import OwnSpelling
 from planner.controllers.torchrun import TorchrunController, TorchrunOptions
 from planner.decide import PlannerOptions, Policy
 from planner.execute import Executor
@@ -129,7 +130,7 @@ def controller_of(settings: Settings) -> Controller | None:
         if any(mode == "execute" for mode in settings.planner.modes.values()):
             raise BadInput("planner.modes says execute, and planner.controller names nobody who would")
         return None
-    return make_controller(settings.planner.controller, settings.planner.controller_options)
+    return OwnSpelling(make_controller(settings.planner.controller, settings.planner.controller_options))
 
 
 def options_of(settings: Settings) -> PlannerOptions:

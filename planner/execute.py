@@ -14,6 +14,7 @@ from lockstep.clock import NS_PER_S
 from lockstep.decision import Decision
 from lockstep.errors import BadInput, ControllerDown, HalfDone
 from lockstep.execution import OUT_OF_SERVICE, PURSUED, Execution, Isolated, Step
+from lockstep.hostlists import match_hosts
 from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import (
     find_execution,
@@ -48,8 +49,10 @@ def reconcile(control: ControlDatabase, controller: Controller, lease: Lease, no
     if not seen:
         return  # this controller cannot tell
     rows = {(each.decision, each.node): each for each in list_isolated(control)}
+    meant = match_hosts({each.node for each in rows.values()}, seen)
+    held = {(each.decision, meant.get(each.node, each.node)): key for key, each in rows.items()}
     for key, each in rows.items():
-        node = seen.get(each.node)
+        node = seen.get(meant.get(each.node, each.node))
         if node is None and each.state == "rma":
             continue  # it may be in pieces
         if each.state in OUT_OF_SERVICE and (node is None or node.is_usable):
@@ -59,7 +62,8 @@ def reconcile(control: ControlDatabase, controller: Controller, lease: Lease, no
             save_isolated(control, rows[key], lease, why=message)
     for node in seen.values():
         mark = node.mark
-        if mark is not None and _is_forgotten(find_execution(control, mark), rows.get((mark, node.name))):
+        row = rows[held[mark, node.name]] if mark is not None and (mark, node.name) in held else None
+        if mark is not None and _is_forgotten(find_execution(control, mark), row):
             controller.release(node.name, mark)
 
 
@@ -176,9 +180,11 @@ class Executor:
         """Isolate a node; one that somebody else took out of service is as good as isolated, and stays theirs."""
         reason = next((part.reason for part in decision.isolate if part.node == node), decision.reason)
         report = self._controller.isolate(node, decision.id, reason)
-        if report.outcome == "refused" and any(
-            each.name == node and not each.is_usable for each in self._controller.nodes()
-        ):
+        if report.outcome != "refused":
+            return report
+        seen = {each.name: each for each in self._controller.nodes()}
+        meant = match_hosts([node], seen).get(node)
+        if meant is not None and not seen[meant].is_usable:
             return Report("would", f"{node} is out of service without us: {report.what}")
         return report
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from lockstep.clock import NS_PER_S
 from lockstep.errors import BadInput, ControllerDown
+from lockstep.hostlists import match_hosts
 from lockstep.records import Event
 from lockstep.state.database import ControlDatabase
 from lockstep.state.incidents import list_incidents
@@ -164,6 +165,7 @@ class FactReader:
         self._cluster, self._hints, self._paces, self._names_of = cluster, hints, paces, names_of
         self._evidence, self._enforced_share = evidence, enforced_share
         self._hosts = frozenset(host.id for host in topology.hosts) if topology else frozenset()
+        self._told = set(self._hosts)  # hosts as our own records spell them, which the controller may not
         self._blocks = _find_blocks(topology) if topology else {}
         placed = place_nodes(topology, {}) if topology else ()
         self._leaves = {node.name: node.leaf for node in placed if node.leaf}
@@ -174,8 +176,8 @@ class FactReader:
 
     def read(self, incident: Incident, now_ns: int) -> Snapshot:
         """Return what is known about an incident's job, and what is around it."""
-        nodes, trouble = self._ask_for_nodes()
         held = self._read_held(incident.job, incident.attempt, now_ns)
+        nodes, trouble = self._ask_for_nodes()
         job = self._read_job(incident, held, now_ns, None if trouble else nodes or ())
         cluster = self._describe(nodes, job.nodes, now_ns)
         events = self._read_events(job.nodes, incident, now_ns)
@@ -184,8 +186,8 @@ class FactReader:
 
     def survey(self, now_ns: int) -> Overview:
         """Return all jobs that are at work, or stand still, and the cluster around them."""
-        nodes, trouble = self._ask_for_nodes()
         jobs = self._list_jobs(self._read_held("", 0, now_ns), now_ns)
+        nodes, trouble = self._ask_for_nodes()
         held = [node for job in jobs for node in job.nodes]
         return Overview(jobs, self._describe(nodes, held, now_ns), nodes, trouble)
 
@@ -213,9 +215,11 @@ class FactReader:
         if self._controller is None:
             return None, None
         try:
-            return self._controller.nodes() or None, None
+            found = self._controller.nodes()
         except ControllerDown as down:
             return None, str(down)
+        ours = match_hosts([node.name for node in found], self._told)
+        return [replace(node, name=ours.get(node.name, node.name)) for node in found] or None, None
 
     def _read_job(
         self, incident: Incident, held: Sequence[Holding], now_ns: int, listed: Sequence[Node] | None
@@ -259,12 +263,17 @@ class FactReader:
 
     def _ask_for_job(self, job: str) -> JobView | None:
         try:
-            return self._controller.job(job) if self._controller else None
+            view = self._controller.job(job) if self._controller else None
         except (ControllerDown, BadInput):
             return None
+        ours = match_hosts(view.nodes, self._told) if view else {}
+        return replace(view, nodes=tuple(ours.get(node, node) for node in view.nodes)) if view else None
 
     def _read_held(self, job: str, attempt: int, now_ns: int) -> list[Holding]:
-        return read_holdings(self._store, job, attempt, now_ns - int(_BACK_S * NS_PER_S)) if self._store else []
+        """Return who holds what, and remember how telemetry spells hosts."""
+        held = read_holdings(self._store, job, attempt, now_ns - int(_BACK_S * NS_PER_S)) if self._store else []
+        self._told |= {each.host for each in held}
+        return held
 
     def _list_jobs(self, held: Sequence[Holding], now_ns: int) -> list[JobFacts]:
         """Return the jobs that were heard of in the last minute and have not ended, with their newest attempt."""
@@ -283,7 +292,9 @@ class FactReader:
     def _describe(self, nodes: Sequence[Node] | None, held: Sequence[str], now_ns: int) -> ClusterFacts:
         """Return the cluster with the spares that are usable now and that no job holds."""
         barred = {*held, *(node.name for node in nodes or () if not node.is_usable or node.is_idle is False)}
-        spares = tuple(spare for spare in self._cluster.spares if spare not in barred)
+        ours = match_hosts(self._cluster.spares, self._told | {node.name for node in nodes or ()})
+        named = (ours.get(spare, spare) for spare in self._cluster.spares)
+        spares = tuple(spare for spare in named if spare not in barred)
         hosts = self._hosts | frozenset(node.name for node in nodes or ())
         known = replace(
             self._cluster,

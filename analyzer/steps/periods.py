@@ -324,9 +324,10 @@ def _are_begins(witness: Witness, signature: Signature, indexes: np.ndarray) -> 
 
 def _set_apart(steps: Steps, opening: np.ndarray, usual_ns: int | None) -> Steps:
     """Return the steps with the pauses before them taken off where they are no part of a step."""
-    ends = steps.end_ns
-    starts = np.where(steps.is_odd, np.maximum(steps.start_ns, np.minimum(opening, ends)), steps.start_ns)
-    still_odd = _find_odd(ends - starts, usual_ns) & steps.is_odd
+    starts, ends, still_odd = steps.start_ns, steps.end_ns, steps.is_odd
+    if still_odd.any():
+        starts = np.where(steps.is_odd, np.maximum(steps.start_ns, np.minimum(opening, ends)), steps.start_ns)
+        still_odd = _find_odd(ends - starts, usual_ns) & steps.is_odd
     between = list(zip(ends[:-1].tolist(), starts[1:].tolist(), strict=True))
     long_steps = list(zip(starts[still_odd].tolist(), ends[still_odd].tolist(), strict=True))
     worth = OFF_PERIOD * float(np.median(ends - starts)) if len(starts) else 0.0

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lockstep.errors import StoreAway
+from lockstep.errors import LockstepError, StoreAway
 from lockstep.store.store import Parameters, Store
 
 WHOSE = "job = {job:String} AND attempt = {attempt:UInt16}"
@@ -53,12 +53,14 @@ class _Question:
 class _Reader(Store):
     """A store whose questions go to whoever runs all readers."""
 
-    def __init__(self, store: Store, said: "SimpleQueue[_Question | None]") -> None:
+    def __init__(self, store: Store, said: "SimpleQueue[_Question | None]", is_over: Callable[[], bool]) -> None:
         self.address, self.database = store.address, store.database
-        self._said = said
+        self._said, self._is_over = said, is_over
         self._answers: SimpleQueue[_Answer] = SimpleQueue()
 
     def query(self, sql: str, parameters: Parameters | None = None) -> pa.Table:
+        if self._is_over():
+            raise LockstepError("nobody waits for the answer any more")
         self._said.put(_Question(sql, parameters or {}))
         answer = self._answers.get()
         if isinstance(answer, BaseException):
@@ -77,15 +79,22 @@ class _Reader(Store):
         return self._said.get()
 
 
-def read_together(store: Store, works: Sequence[Callable[[Store], Made]]) -> "list[Future[Made]]":
-    """Return what each of some works returns, or raises, that only read from the store they are given."""
+def read_together(
+    store: Store, works: Sequence[Callable[[Store], Made]], is_over: Callable[[], bool] = lambda: False
+) -> "list[Future[Made]]":
+    """Return what each of some works returns, or raises, that only read from the store they are given.
+
+    Once it is over, those that ask the store for more end with an error.
+    """
     groups = (works[first : first + _MOST_AT_ONCE] for first in range(0, len(works), _MOST_AT_ONCE))
-    return [made for group in groups for made in _read_group(store, group)]
+    return [made for group in groups for made in _read_group(store, group, is_over)]
 
 
-def _read_group(store: Store, works: Sequence[Callable[[Store], Made]]) -> "list[Future[Made]]":
+def _read_group(
+    store: Store, works: Sequence[Callable[[Store], Made]], is_over: Callable[[], bool]
+) -> "list[Future[Made]]":
     said: SimpleQueue[_Question | None] = SimpleQueue()
-    readers = [_Reader(store, said) for _ in works]
+    readers = [_Reader(store, said, is_over) for _ in works]
     asked: dict[int, _Question] = {}
     with ThreadPoolExecutor(len(works), "reader") as pool:
         made = []

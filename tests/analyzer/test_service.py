@@ -515,6 +515,13 @@ def test_job_over_its_budget_shares_with_others_and_has_all_where_there_are_none
     assert shared.run_for(10, control, AnalyzerService(embedded_store, control, None, ServiceOptions())) == ""
     assert alone.counts["slow"] == shared.counts["a"] == shared.counts["b"] > 3
     assert shared.counts["slow"] == 1, "then it rests 5 s for each of the others"
+    large = [make(Comm, job="slow", comm=7, rank=rank, nranks=21, host=f"g{rank}") for rank in range(20)]
+    embedded_store.insert(TABLE_BY_NAME["comms"], rows(*large), token="large")
+    told = [make(Agent, host=f"g{rank}", ts_ns=after(90), watermark_ns=after(90)) for rank in range(20)]
+    embedded_store.insert(TABLE_BY_NAME["agents"], rows(*told), token="told")
+    grown = Spoilt("slow", takes_s=5)
+    assert grown.run_for(10, control, AnalyzerService(embedded_store, control, None, ServiceOptions())) == ""
+    assert grown.counts["slow"] == grown.counts["a"], "on 21 hosts it rests half a second for two of one"
 
 
 def test_analyzers_that_share_the_jobs_follow_each_of_them_once(
@@ -551,6 +558,27 @@ def test_host_that_invents_jobs_has_its_fill_and_holds_back_no_job_that_runs_els
     real = {("train", 1): frozenset({"h0", "h1"}), ("silent", 1): frozenset[str]()}
     followed = choose_followed(invented | real)
     assert followed == [*list(invented)[:64], *real]
+
+
+def test_service_that_is_stopped_in_the_midst_asks_no_more_and_its_evaluations_are_due_again(
+    embedded_store: Store, control: ControlDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _tell_of_jobs(embedded_store, "a", "b")
+    begun, ended = list[str](), list[str]()
+
+    def stop_and_evaluate(store: Store, span: JobSpan, *args: Any, **options: Any) -> Outcome:
+        begun.append(span.job)
+        service.stop()
+        outcome = evaluate_window(store, span, *args, **options)
+        ended.append(span.job)
+        return outcome
+
+    service = AnalyzerService(embedded_store, control, None, ServiceOptions())
+    with monkeypatch.context() as patch:
+        patch.setattr("analyzer.service.evaluate_window", stop_and_evaluate)
+        assert service.run_once(_leased(control), after(4)) == 0
+    assert (begun, ended) == (["a", "b"], []), "each ends where it would ask the store"
+    assert AnalyzerService(embedded_store, control, None, ServiceOptions()).run_once(_leased(control), after(4)) > 0
 
 
 def test_service_that_is_stopped_begins_no_more_evaluations(watch: Watch) -> None:

@@ -63,8 +63,14 @@ def test_services_run_lockstep_as_a_user_with_a_fixed_id_who_owns_the_directory_
 
 
 def test_packages_are_installed_as_constrained_in_the_builder_only_from_no_index_in_particular() -> None:
-    (install,) = [step for step in BUILDER.all("RUN") if "pip install" in step]
+    locked, install = (step for step in BUILDER.all("RUN") if "pip install" in step)
     assert "--constraint constraints.txt" in install
+    (role,) = (arg.partition("=")[2] for arg in BUILDER.all("ARG") if arg.startswith("ROLE="))
+    assert (REPO / f"deploy/locks/{role}.txt").exists()
+    for lock in ("build", "$ROLE"):
+        assert re.search(
+            rf'--require-hashes --only-binary :all: [^;]*--requirement "?locks/{re.escape(lock)}.txt', locked
+        )
     assert "constraints.txt" in BUILDER.all("COPY")[0].split()
     assert not any("pip" in step or "apt" in step for step in RUNTIME.all("RUN"))
     assert "EXTRA_INDEX_URL" in BUILDER.all("ARG")
@@ -89,7 +95,7 @@ def test_the_builder_is_sent_and_copies_what_the_wheel_needs_and_nothing_else() 
     packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     read = {"pyproject.toml", PROJECT["project"]["readme"], *PROJECT["project"]["license-files"]}
     patterns = [line for line in (REPO / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
-    assert {*packages, *read, "constraints.txt"} == COPIED
+    assert {*packages, *read, "constraints.txt", "deploy/locks"} == COPIED
     assert all((REPO / name).exists() for name in COPIED)
     assert patterns[0] == "*"
     assert {pattern[1:] for pattern in patterns if pattern[0] == "!"} == COPIED

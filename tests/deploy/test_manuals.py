@@ -86,7 +86,7 @@ def test_every_command_is_taken(lines: list[str], least: int) -> None:
 
 
 def test_every_file_value_variable_and_setting_is_there() -> None:
-    named = set(re.findall(r"\b(?:deploy/[\w./-]+[\w]|constraints\.txt|docker-compose\.yml)", README))
+    named = set(re.findall(r"\b(?:deploy/[\w./,-]+[\w]|constraints\.txt|docker-compose\.yml)", README))
     secrets = {name for name in named if name.startswith("deploy/secrets/")}
     assert secrets <= set(COMPOSE.secrets.values())
     assert {name for name in named - secrets if not (REPO / name).exists()} <= {"deploy/secrets"}
@@ -108,9 +108,9 @@ def test_every_file_value_variable_and_setting_is_there() -> None:
 
 def test_every_extra_service_volume_and_release_is_there() -> None:
     extras = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    head, host = re.findall(r"'\.\[([\w,]+)\]'", README)
-    assert set(head.split(",")) <= extras.keys()
-    assert host == "collector"
+    locks = re.findall(r"-r deploy/locks/([\w,]+)\.txt", README)
+    assert locks == ["api,analyzer,planner", "collector", "build", "collector", "build"], "head, then host"
+    assert {extra for lock in locks for extra in lock.split(",")} - {"build"} <= extras.keys()
     services = re.findall(r"docker compose (?:exec|cp) (?:-T )?(\w+)(?=[ :])", code_in(README))
     assert set(services) - {"monday"} <= COMPOSE.services.keys()
     assert all(f"`{volume}`" in README for volume in COMPOSE.volumes)

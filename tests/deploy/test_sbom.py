@@ -1,9 +1,11 @@
 """The bill of materials names everything that is installed for a role, in the versions that are pinned."""
 
 import json
+import re
 import subprocess
 import sys
 
+import pytest
 from packaging.utils import canonicalize_name
 
 from tests.conftest import REPO
@@ -28,8 +30,20 @@ def test_bill_has_what_a_role_brings_directly_or_not_and_nothing_of_others() -> 
     assert {name: version for name, version in (collector | api).items() if PINS.get(name) != version} == {}
 
 
+@pytest.mark.parametrize("roles", ["collector", "api,analyzer,planner"])
+def test_lock_has_a_hash_for_all_that_its_roles_are_made_of_as_pinned(roles: str) -> None:
+    """Where it fails after a change of constraints.txt or of an extra: `make lock`."""
+    lock = (REPO / f"deploy/locks/{roles}.txt").read_text()
+    locked = dict(re.findall(r"^(\S+)==(\S+)(?: \\\n    --hash=sha256:[0-9a-f]{64})+$", lock, re.MULTILINE))
+    assert locked == make_bill(roles)
+    assert len(locked) == lock.count("==")
+
+
 def test_build_backend_is_installed_within_the_constraints_too() -> None:
     """The option --constraint does not hold for what builds a wheel; the variable does."""
     assert "PIP_CONSTRAINT=/src/constraints.txt" in BUILDER.all("ENV")
     assert "export PIP_CONSTRAINT := $(CURDIR)/constraints.txt" in (REPO / "Makefile").read_text()
-    assert {"hatchling", "packaging", "pathspec", "pluggy", "trove-classifiers"} <= PINS.keys()
+    backend = {"hatchling", "packaging", "pathspec", "pluggy", "trove-classifiers"}
+    assert backend <= PINS.keys()
+    lock = (REPO / "deploy/locks/build.txt").read_text()
+    assert all(f"{name}=={PINS[name]} \\\n    --hash=sha256:" in lock for name in backend)

@@ -5,15 +5,19 @@ import shutil
 import pytest
 
 from tests.testbed.chaos import run_chaos
+from tests.tiers import long_except
+
+SEED = 20_261_115
+KILLS = [(10, SEED), (50, SEED), *((100, SEED + number) for number in range(1, 11))]  # the last ten are a thousand
 
 
 @pytest.mark.needs_root
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [10, pytest.param(50, marks=pytest.mark.long)])
-def test_no_operation_is_lost_or_doubled_whatever_is_killed(kills: int) -> None:
+@pytest.mark.parametrize("run", long_except(KILLS[:1], KILLS), ids=lambda run: f"{run[0]} kills, seed {run[1]}")
+def test_no_operation_is_lost_or_doubled_whatever_is_killed(run: tuple[int, int]) -> None:
     if shutil.which("cc") is None:
         pytest.skip("building the plugin needs cc")
-    seed = 20_261_115
+    kills, seed = run
     print(f"seed {seed}")
     outcome = run_chaos(kills, seed, seconds=kills * 3 + 120, note=print)
     assert outcome.is_exact, outcome

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.errors import BadInput
-from lockstep.hostlists import MOST_NAMES, expand_hostlist
+from lockstep.hostlists import MOST_NAMES, expand_hostlist, match_hosts
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,24 @@ def test_expression_stands_for_what_it_was_made_from(spans: list[tuple[str, int,
 def test_any_text_is_expanded_or_refused(text: str) -> None:
     with contextlib.suppress(BadInput):
         assert len(expand_hostlist(text)) <= MOST_NAMES
+
+
+@pytest.mark.parametrize(
+    ("names", "hosts", "expected"),
+    [
+        (["h3"], ["h3.site"], {"h3": "h3.site"}),
+        (["h3.site"], ["h3"], {"h3.site": "h3"}),
+        (["h3"], ["h3", "h3.site"], {"h3": "h3"}),
+        (["h3"], ["h3.a", "h3.b"], {}),  # it may be either
+        (["h3.a", "h3.b"], ["h3"], {}),  # either may be it
+        (["h3", "h3.a"], ["h3"], {"h3": "h3"}),
+        (["h3", "h3.a"], ["h3.a"], {"h3.a": "h3.a"}),  # two names are never one host
+        (["h3.a"], ["h3.b"], {}),
+        (["h33"], ["h3.site"], {}),
+        (["h3"], [], {}),
+    ],
+)
+def test_domain_on_one_side_makes_no_other_host_where_only_one_can_be_meant(
+    names: list[str], hosts: list[str], expected: dict[str, str]
+) -> None:
+    assert match_hosts(names, hosts) == expected

@@ -22,6 +22,7 @@ from lockstep.state.incidents import save_incidents
 from lockstep.state.leases import release_lease
 from planner.checkpoints.convert import Converter
 from planner.controllers.protocol import Report, Restart
+from planner.controllers.spelling import OwnSpelling
 from planner.execute import Executor
 from planner.steps import begin, find_unloadable
 from tests.planner.build import crash, decision, incident, seconds
@@ -170,6 +171,25 @@ def test_node_that_somebody_else_drained_is_left_to_them_and_the_job_goes_on_wit
     harness.run(*range(10, 14))
     assert harness.controller.world.acts == [RESTART]
     assert (harness.controller.world.nodes["h3"], list_isolated(harness.control)) == ("a health check", [])
+
+
+def test_node_that_the_controller_knows_with_its_domain_is_drained_and_given_back(harness: Harness) -> None:
+    controller = harness.controller
+    controller.change(nodes={f"{name}.site.example": None for name in controller.world.nodes})
+    executor = Executor(harness.control, OwnSpelling(controller))
+    made = decision()
+    save_decisions(harness.control, [made], harness.lease)
+    save_execution(harness.control, begin(made, "host:h3", "ada", 1, seconds(10)), harness.lease)
+    for at_s in (11, 12, 13, 80):  # at 80 it is seen whether nodes are as they were left
+        executor.run_once(harness.lease, seconds(at_s))
+    acts = controller.world.acts
+    assert acts[0] == "isolate h3.site.example"
+    assert acts[1].startswith("restart train on h0.site.example,")
+    assert "h3" not in acts[1]
+    assert states(harness) == [("h3", "isolated")], "it is no other node, and not gone"
+    executor.undo(list_executions(harness.control)[0], "a mistake", harness.lease, seconds(90))
+    executor.run_once(harness.lease, seconds(91))
+    assert controller.world.acts[2:] == ["release h3.site.example"]
 
 
 def test_node_that_a_person_gave_back_or_took_away_is_out_no_more_unless_its_part_was_sent_back(

@@ -171,6 +171,29 @@ def test_hosts_that_tell_of_a_job_which_runs_elsewhere_are_strangers(tmp_path: P
     assert strangers() == ()
 
 
+def test_hosts_that_telemetry_knows_with_their_domain_are_the_controller_s_nodes(
+    tmp_path: Path, embedded_store: Store
+) -> None:
+    hosts = [f"{name}.site.example" for name in ("h3", "h8")]
+    members = [make(Comm, job="train", attempt=0, host=host, rank=rank) for rank, host in enumerate(hosts)]
+    told = [make(OpStat, job="train", attempt=0, host=host, ts_ns=seconds(0)) for host in hosts]
+    insert(embedded_store, "comms", members, "c")
+    insert(embedded_store, "op_stats", told, "o")
+    found, controller = reader(tmp_path, embedded_store), FakeController(tmp_path / "cluster.json")
+    snapshot = found.read(incident(crash()), seconds(10))
+    assert snapshot.job.strangers == ("h8.site.example",), "h3 is the job's, h8 is not"
+    assert {node.name for node in snapshot.nodes or ()} == {*hosts, *NODES} - {"h3", "h8"}
+    assert snapshot.cluster.spares == ("h9",), "h8 is held under its long name"
+    found = reader(tmp_path, embedded_store, cluster=ClusterFacts(spares=("h9.site.example",)))
+    controller.mark(h9="d0")
+    snapshot = found.read(incident(crash()), seconds(10))
+    assert snapshot.cluster.spares == (), "h9 is isolated under its short name"
+    members = [make(Comm, job="train", attempt=0, host="h3.other.example", rank=2)]
+    insert(embedded_store, "comms", members, "c2")
+    snapshot = reader(tmp_path, embedded_store).read(incident(crash()), seconds(10))
+    assert snapshot.job.strangers == ("h3.other.example", *hosts), "h3 may be either of two"
+
+
 DAY_NS = 86_400 * NS_PER_S
 
 

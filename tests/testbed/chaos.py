@@ -1,6 +1,6 @@
 """Ranks work while everything behind them is killed at random moments; afterwards every operation is counted.
 
-python -m tests.testbed.chaos --kills 1000 [--seed S]      by hand; the slow tests do fifty
+python -m tests.testbed.chaos --kills 100 [--seed S]       by hand; the long tests do that with ten seeds
 """
 
 import argparse
