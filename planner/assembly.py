@@ -22,6 +22,7 @@ from planner.allocation.throughput import Transformer
 from planner.checkpoints.choose import CheckpointFolders
 from planner.checkpoints.convert import Converter
 from planner.context import ClusterFacts, Durations, Layout
+from planner.controllers.in_job import InJobController, InJobOptions
 from planner.controllers.kubernetes import KubernetesController, KubernetesOptions
 from planner.controllers.kubernetes_api import connect
 from planner.controllers.nvrx import NvrxController, NvrxOptions
@@ -100,7 +101,6 @@ def make_planner(
         controller=controller.name if controller else "",
         acts=controller.acts if controller else EVERY_ACT,
         restarts_whole_job=controller is None or controller.restarts_whole_job,
-        can_shrink=False,  # until a controller can tell a job to: a whole restart is no cure of 15 s
     )
     hints = {name: _hint(hint) for name, hint in wanted.jobs.items()}
     reader = FactReader(
@@ -194,6 +194,10 @@ def _with_secret(given: Given) -> Given:
 
 CONTROLLERS: Mapping[str, tuple[type[Any], Callable[[Any], Controller]]] = {  # Any: the options of each its own
     "command": (CommandOptions, CommandController),
+    "in_job": (
+        InJobOptions,
+        lambda given: InJobController(given, make_controller(given.controller, given.controller_options)),
+    ),
     "kubernetes": (
         KubernetesOptions,
         lambda given: KubernetesController(connect(given.kubeconfig, given.context), given),

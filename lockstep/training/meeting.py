@@ -64,12 +64,16 @@ class Meeting:
 
     def open(self) -> None:
         """Begin to live for the others."""
+        self.announce()
+        self._beating.start()
+
+    def announce(self) -> None:
+        """Write what this job can do."""
         wanted = self._options
         announced = Announcement(
             job=wanted.job, can=("drop_replica",), replicas=wanted.replicas, micro_batches=wanted.micro_batches
         )
         self.folder.write("job.json", announced)
-        self._beating.start()
 
     def close(self) -> None:
         """Leave: whoever still needs this replica goes on without it."""
