@@ -84,8 +84,9 @@ class Meeting:
 
     def beat(self) -> None:
         """Write that this process lives."""
-        self._number += 1
-        self.folder.write(self._beat_name, Beat(member=self.me, number=self._number, ts_ns=self._clock.now_ns()))
+        beat = Beat(member=self.me, number=self._number + 1, ts_ns=self._clock.now_ns())
+        self.folder.write(self._beat_name, beat)
+        self._number = beat.number
 
     @property
     def is_member(self) -> bool:
@@ -226,6 +227,7 @@ class Meeting:
         return f"beats/{self.me.replica}.json"
 
     def _live(self) -> None:
-        self.beat()
-        while not self._clock.wait(self._left, self._options.beat_s):
-            self.beat()
+        while not self._left.is_set():
+            with suppress(OSError):  # a folder that fails for a while: what is not written is silence
+                self.beat()
+            self._clock.wait(self._left, self._options.beat_s)

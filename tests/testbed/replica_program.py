@@ -83,6 +83,7 @@ def live(job: ReplicaJob, number: int, faults: Collection[Fault]) -> None:
                 step.backward(loss_of(model, batch.step, batch.number))
             optimizer.step()
             line = {"replica": number, "step": step.number, "loss": step.loss, "replicas": replica.replicas}
+            line["threads"] = len(os.listdir("/proc/self/task"))
             os.write(file, f"{json.dumps(line)}\n".encode())
     torch.save(model.state_dict(), job.folder / f"end-{number}.pt")
 

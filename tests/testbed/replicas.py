@@ -18,6 +18,9 @@ from pydantic import Field, TypeAdapter
 
 from lockstep.errors import LockstepError
 from lockstep.verdict import Frozen
+from planner.controllers.in_job import InJobController, InJobOptions
+from planner.controllers.protocol import Shrink
+from tests.planner.fake_controller import make_world
 from tests.testbed.training.forking import fork_child
 from tests.waiting import eventually
 
@@ -33,6 +36,7 @@ class Fault(Frozen):
     kind: Literal["kill", "stop"] = "kill"
     after: int = Field(0, description="micro-batches, or buckets, that it has done in the step")
     where: Literal["micro-batches", "buckets"] = "micro-batches"
+    ordered: bool = Field(False, description="the planner's controller orders it out")
     back: bool = Field(False, description="it comes back while the others wait before the second step after it")
 
 
@@ -50,9 +54,10 @@ class ReplicaJob(Frozen):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRun:
-    """What the replicas told: (replica, step) to loss and number of replicas."""
+    """What the replicas told: (replica, step) to loss and number of replicas, and threads of each in its steps."""
 
     told: Mapping[tuple[int, int], tuple[float, int]]
+    threads: Mapping[int, list[int]]
 
     def losses(self) -> list[float]:
         """Return the loss of each step, on which all that told of it agree."""
@@ -78,7 +83,10 @@ def run_replicas(jobs: Sequence[ReplicaJob], limit_s: float) -> list[ReplicaRun]
 
 def _read(folder: Path) -> ReplicaRun:
     rows = [json.loads(line) for line in (folder / _LINES).read_text().splitlines()]
-    return ReplicaRun({(row["replica"], row["step"]): (row["loss"], row["replicas"]) for row in rows})
+    threads: dict[int, list[int]] = {}
+    for row in rows:
+        threads.setdefault(row["replica"], []).append(row["threads"])
+    return ReplicaRun({(row["replica"], row["step"]): (row["loss"], row["replicas"]) for row in rows}, threads)
 
 
 def run_here(job: ReplicaJob) -> None:
@@ -112,6 +120,10 @@ def _follow(job: ReplicaJob, fault: Fault, pids: dict[int, int]) -> None:
         if fault.back:
             pids[fault.replica] = _start(job, fault.replica, ())
         return
+    if fault.ordered:
+        controller = InJobController(InJobOptions(str(job.folder), "fake"), make_world(job.folder / "world.json", ()))
+        report = controller.shrink(Shrink("d1", "train", "drop_replica", (f"h{fault.replica}",)))
+        assert report.outcome == "done", report
     eventually(lambda: (job.folder / (f"held-{fault.step}" if fault.back else "over.json")).exists())
     if fault.back:
         os.kill(pids[fault.replica], signal.SIGCONT)
