@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import threading
+import time
 from collections.abc import Collection
 from unittest import mock
 
@@ -76,20 +78,27 @@ def live(job: ReplicaJob, number: int, faults: Collection[Fault]) -> None:
     replica = HeldReplica(_options(job, number), model, optimizer).hold(job, job.faults)
     _break_at_buckets(replica, [fault for fault in mine if fault.where == "buckets"])
     file = os.open(job.folder / "lines.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    pause = threading.Event()
     with replica:
         for step in replica.steps(job.steps):
             for done, batch in enumerate(step):
                 _break(mine, batch.step, done, "micro-batches")
+                pause.wait(job.pause_s)
                 step.backward(loss_of(model, batch.step, batch.number))
             optimizer.step()
-            line = {"replica": number, "step": step.number, "loss": step.loss, "replicas": replica.replicas}
-            line["threads"] = len(os.listdir("/proc/self/task"))
+            line: dict[str, float] = {
+                "replica": number,
+                "step": step.number,
+                "loss": step.loss,
+                "replicas": replica.replicas,
+            }
+            line |= {"threads": len(os.listdir("/proc/self/task")), "at_ns": time.monotonic_ns()}
             os.write(file, f"{json.dumps(line)}\n".encode())
     torch.save(model.state_dict(), job.folder / f"end-{number}.pt")
 
 
 def _options(job: ReplicaJob, number: int) -> TrainingOptions:
-    places = {"memory": job.folder / f"memory-{number}", "disk": job.folder / "disk"} if job.snapshots else {}
+    places = {"disk": job.folder / "disk"} if job.snapshots else {}
     given = {"beat_s": BEAT_S, "silence_s": 1.0, "node": f"h{number}", **places, **job.options}
     return TrainingOptions(
         folder=job.folder,

@@ -48,6 +48,10 @@ class ReplicaJob(Frozen):
     micro_batches: int = 6
     steps: int = 6
     faults: tuple[Fault, ...] = ()
+    pause_s: float = Field(0.0, description="of each micro-batch, as if a device worked on it")
+    ends_with_fault: bool = Field(
+        False, description="all are killed then, as by a launcher that knows whole jobs only"
+    )
     snapshots: bool = False
     options: Mapping[str, Any] = {}  # Any: of TrainingOptions
 
@@ -95,6 +99,9 @@ def run_here(job: ReplicaJob) -> None:
     pids = {replica: _start(job, replica, job.faults) for replica in range(job.replicas)}
     try:
         for fault in job.faults:
+            if job.ends_with_fault:
+                os.waitpid(pids.pop(fault.replica), 0)
+                return
             _follow(job, fault, pids)
         codes = {replica: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for replica, pid in pids.items()}
         pids.clear()
