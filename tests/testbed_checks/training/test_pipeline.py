@@ -11,8 +11,9 @@ from torch import Tensor
 
 from planner.pipeline.dispatch import ScheduleOptions, plan_schedule
 from planner.pipeline.schedule import Schedule, Shape, Worker, unit_times
+from planner.pipeline.schedule_file import pack_schedule
 from tests.testbed.training.job import TrainingRun, run_training
-from tests.testbed.training.plan import Kill, Poison, Rejoin, StepLine, TrainingPlan, TuningOptions, pack_schedule
+from tests.testbed.training.plan import Kill, Poison, Rejoin, StepLine, TrainingPlan, TuningOptions
 from tests.testbed.training.worker import state_file
 from tests.testbed_checks.training.plain_loop import PlainRun, train_plainly
 from tests.waiting import LIMIT_S
