@@ -89,6 +89,11 @@ class Meeting:
         self._number = beat.number
 
     @property
+    def lived_s(self) -> float:
+        """For how long this process has told that it lives: the clock by which silence is measured."""
+        return self._number * self._options.beat_s
+
+    @property
     def is_member(self) -> bool:
         return self.now is not None and self.now.holds(self.me)
 

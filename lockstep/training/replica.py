@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lockstep.clock import NS_PER_S, Clock, SystemClock
+from lockstep.clock import Clock, SystemClock
 from lockstep.errors import BadInput, LockstepError
 from lockstep.in_job import Generation, Over
 from lockstep.training.agreement import Agreement, Report, agree, share_micro_batches
@@ -102,9 +102,9 @@ class Replica:
     ) -> None:
         check_model(model)
         self._options, self._model, self._optimizer = options, model, optimizer
-        self._clock = clock or SystemClock()
-        self._meeting = Meeting(options, self._clock)
-        self._snapshots, self._pace = Snapshots(options.memory, options.disk), Pace(self._clock)
+        clock = clock or SystemClock()
+        self._meeting, self._pace = Meeting(options, clock), Pace(clock)
+        self._snapshots = Snapshots(options.memory, options.disk)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.work = Work(Gradients(parameters), options.micro_batches)
         self.step = 0
@@ -216,11 +216,12 @@ class Replica:
     def _await_generation(self, *, is_broken: bool) -> Generation:
         """Wait for a new generation with this replica in it; LockstepError when the job ends without it."""
         self._leave_group()
-        began_ns, meeting, silence_s = self._clock.monotonic_ns(), self._meeting, self._options.silence_s
+        meeting, silence_s = self._meeting, self._options.silence_s
+        began_s = meeting.lived_s
         while not (meeting.move_on() and meeting.is_member):
-            waited_s = (self._clock.monotonic_ns() - began_ns) / NS_PER_S
+            waited_s = meeting.lived_s - began_s
             if meeting.is_member:
-                meeting.tend(silence_s, is_broken=is_broken and waited_s > silence_s + self._options.beat_s)
+                meeting.tend(silence_s, is_broken=is_broken and waited_s > silence_s + 2 * self._options.beat_s)
             else:
                 self._is_live = False  # the others go on without this one
                 meeting.begin(waited_s)

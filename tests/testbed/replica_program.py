@@ -99,7 +99,7 @@ def live(job: ReplicaJob, number: int, faults: Collection[Fault]) -> None:
 
 def _options(job: ReplicaJob, number: int) -> TrainingOptions:
     places = {"disk": job.folder / "disk"} if job.snapshots else {}
-    given = {"beat_s": BEAT_S, "silence_s": 1.0, "node": f"h{number}", **places, **job.options}
+    given = {"beat_s": BEAT_S, "silence_s": 2.0, "node": f"h{number}", **places, **job.options}
     return TrainingOptions(
         folder=job.folder,
         job="train",
