@@ -10,6 +10,7 @@ import numpy as np
 
 from benchmarks.figures import Figure, Note, clocked
 from benchmarks.recovery_fleet import measure_fleet
+from benchmarks.recovery_in_job import measure_in_job
 from benchmarks.recovery_peers import measure_peers
 from benchmarks.recovery_replay import measure_replay
 from planner.allocation.allocate import finish, solve_now
@@ -217,4 +218,5 @@ def measure(quick: bool, note: Note) -> tuple[Figure, ...]:
         *measure_peers(quick, note),
         *measure_fleet(quick, note),
         *measure_replay(quick, note),
+        *measure_in_job(quick, note),
     )

@@ -24,6 +24,7 @@ from planner.paths.planning import PathPlan, PlanOptions, plan_paths
 from planner.paths.report import draw_loads, explain, from_json, to_json
 from planner.pipeline.comparing import Comparison, compare, draw_schedule
 from planner.pipeline.schedule import Schedule, Shape, Times, Worker, unit_times
+from planner.pipeline.schedule_file import pack_schedule
 
 app = typer.Typer(no_args_is_help=True, help="Plans for traffic and for recovery.")
 
@@ -144,6 +145,7 @@ def _as_json(made: Comparison) -> dict[str, Any]:
         "most_held": {name: held for name, (_, one) in _list(made).items() if (held := _most_held(one)) is not None},
         "bound": {"period": made.bound.period, "makespan": made.bound.makespan},
         "promised_period": made.promised,
+        "schedule": pack_schedule(made.staggered).model_dump(mode="json"),
     }
 
 

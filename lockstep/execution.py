@@ -6,7 +6,7 @@ from pydantic import AliasChoices, Field
 
 from lockstep.verdict import Frozen
 
-Act = Literal["isolate", "convert", "restart", "reattempt", "watch", "release"]
+Act = Literal["isolate", "convert", "restart", "reattempt", "recycle", "drop_replica", "watch", "release"]
 StepState = Literal["waiting", "begun", "done", "failed"]
 ExecutionState = Literal["executing", "done", "failed", "undoing", "undone", "release_failed"]
 OrderKind = Literal["approve", "reject", "undo"]

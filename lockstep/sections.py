@@ -216,7 +216,9 @@ class PlannerSettings(Section):
     listen: Listen = Field("127.0.0.1:8644", description="address of its health and metrics")
     paths: bool = Field(False, description="plan paths for the flows of all jobs; needs a topology")
     controller: str = Field(
-        "none", description="who carries decisions out: none, slurm, torchrun, kubernetes, nvrx, webhook or command"
+        "none",
+        description="who carries decisions out: none, slurm, torchrun, kubernetes, nvrx, webhook or command; in_job "
+        "beside one of them (docs/training.md)",
     )
     controller_options: dict[str, Any] = Field(
         default_factory=dict, description='what the controller is told, such as {"timeout_s": 10}'
@@ -239,11 +241,6 @@ class PlannerSettings(Section):
     convert_timeout_s: float = Field(3600.0, gt=0, description="after which a conversion has failed")
     jobs: dict[str, JobHints] = Field(
         default_factory=dict, description="hints by job; those of * hold for all others"
-    )
-    can_shrink: bool = Field(
-        False,
-        description="jobs go on without a worker when they are told to; no controller can tell them yet, so that "
-        "nothing follows from it",
     )
     test_command: tuple[str, ...] = Field(
         (), description="tests an isolated {node}: exit code 0 returns it to service"

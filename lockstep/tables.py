@@ -126,6 +126,8 @@ WORDS: dict[str, str] = {
     "order": "What a person wants to become of a decision: approve, reject or undo; lines are only ever added.",
     "execution": "A decision being carried out: its steps, each written down before it is asked for.",
     "mark": "The id of a decision, left at the job controller, so that an act asked for twice is done once.",
+    "replica": "Ranks that hold the whole state of a model, and train it with others like them.",
+    "generation": "The replicas of a job that work together; each loss or return makes the next one.",
     "plan": "Where traffic or work goes from now on: a path for each flow, or a layout for a job.",
     "capture": "The portable case file: any subset of these tables with a description and, if known, a topology.",
     "scenario": "A simulated cluster, a job, what breaks in it when, and which verdict is right.",

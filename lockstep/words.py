@@ -245,7 +245,7 @@ def automation(decision: Decision) -> str:
 
 def by_hand(decision: Decision) -> str:
     """Return what a person would type or do; nothing where that follows from nothing here."""
-    if decision.action in ("none", "reroute", "reattempt"):
+    if decision.action in ("none", "reroute", "reattempt", "recycle", "drop_replica"):
         return ""
     if decision.by_hand:
         return " && ".join(decision.by_hand)

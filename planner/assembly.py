@@ -22,10 +22,11 @@ from planner.allocation.throughput import Transformer
 from planner.checkpoints.choose import CheckpointFolders
 from planner.checkpoints.convert import Converter
 from planner.context import ClusterFacts, Durations, Layout
+from planner.controllers.in_job import InJobController, InJobOptions
 from planner.controllers.kubernetes import KubernetesController, KubernetesOptions
 from planner.controllers.kubernetes_api import connect
 from planner.controllers.nvrx import NvrxController, NvrxOptions
-from planner.controllers.protocol import EVERY_ACT, Controller
+from planner.controllers.protocol import EVERY_ACT, Controller, InJob
 from planner.controllers.site import CommandController, CommandOptions, WebhookController, WebhookOptions
 from planner.controllers.slurm import SlurmController
 from planner.controllers.slurm_commands import SlurmOptions
@@ -101,7 +102,6 @@ def make_planner(
         controller=controller.name if controller else "",
         acts=controller.acts if controller else EVERY_ACT,
         restarts_whole_job=controller is None or controller.restarts_whole_job,
-        can_shrink=False,  # until a controller can tell a job to: a whole restart is no cure of 15 s
     )
     hints = {name: _hint(hint) for name, hint in wanted.jobs.items()}
     reader = FactReader(
@@ -130,7 +130,8 @@ def controller_of(settings: Settings) -> Controller | None:
         if any(mode == "execute" for mode in settings.planner.modes.values()):
             raise BadInput("planner.modes says execute, and planner.controller names nobody who would")
         return None
-    return OwnSpelling(make_controller(settings.planner.controller, settings.planner.controller_options))
+    made = make_controller(settings.planner.controller, settings.planner.controller_options)
+    return made if isinstance(made, InJob) else OwnSpelling(made)
 
 
 def options_of(settings: Settings) -> PlannerOptions:
@@ -195,6 +196,12 @@ def _with_secret(given: Given) -> Given:
 
 CONTROLLERS: Mapping[str, tuple[type[Any], Callable[[Any], Controller]]] = {  # Any: the options of each its own
     "command": (CommandOptions, CommandController),
+    "in_job": (
+        InJobOptions,
+        lambda given: InJobController(
+            given, OwnSpelling(make_controller(given.controller, given.controller_options))
+        ),
+    ),
     "kubernetes": (
         KubernetesOptions,
         lambda given: KubernetesController(connect(given.kubeconfig, given.context), given),

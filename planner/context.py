@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from lockstep.in_job import InJobAct
 from lockstep.verdict import Verdict
 from planner.checkpoints.intervals import FailureRate
 from planner.controllers.protocol import EVERY_ACT, ControllerAct
@@ -76,6 +77,8 @@ class JobFacts:
     is_in_gpus: bool = False  # the table is in GPU-equivalents (allocation/calibration.py), else in the site's unit
     throughput_from: str = ""  # where its figures are from, in words
     strangers: tuple[str, ...] = ()  # hosts that tell of it, and that the controller knows nothing of in it
+    can: frozenset[InJobAct] = frozenset()  # what it has announced that it does when it is told to
+    standstill_s: float | None = None  # that doing so has cost it the last time
     is_over: bool = False  # the controller says that it has ended; or telemetry, where there is no controller
 
     @property
@@ -122,7 +125,6 @@ class ClusterFacts:
     controller: str = ""  # its name, for what a person would type instead; empty: nobody is set
     acts: frozenset[ControllerAct] = EVERY_ACT  # what it says that it can do
     restarts_whole_job: bool = True  # a new process means a new attempt of the whole job from its checkpoint
-    can_shrink: bool = False  # its jobs re-route or drop a replica when they are told to, and it can tell them
 
 
 @dataclass(frozen=True, slots=True)

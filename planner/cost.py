@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from lockstep.decision import Action, Cost, Option
+from lockstep.in_job import InJobAct
 from planner.context import Context, JobFacts, Layout, Resume, horizon_s, is_hardware, is_in_the_fabric
 from planner.escalation import is_alarm, level_of
 
@@ -34,13 +35,19 @@ class Share:
     reason: str
 
 
-def share_micro_batches(layout: Layout) -> Share:
-    """Return who does the micro-batches of one of the replicas, of which there are two or more.
+def count_lost_replicas(context: Context) -> int:
+    """Return how many replicas a job has on the nodes that would be taken away: some of one count as all of it."""
+    layout, nodes = context.job.layout, max(len(context.job.nodes), 1)
+    return math.ceil((layout.replicas if layout else 1) * max(len(context.nodes), 1) / nodes)
+
+
+def share_micro_batches(layout: Layout, lost: int = 1) -> Share:
+    """Return who does the micro-batches of lost replicas, of which others are left.
 
     >>> share_micro_batches(Layout(stages=4, replicas=8, micro_batches=32)).reason
     '32 micro-batches of each step go to 7 replicas: 4 do 37 and 3 do 36'
     """
-    each, left = layout.micro_batches or _PER_STAGE * layout.stages, layout.replicas - 1
+    each, left = layout.micro_batches or _PER_STAGE * layout.stages, layout.replicas - lost
     least, more = divmod(each * layout.replicas, left)
     loads = {least + 1: more, least: left - more} if more else {least: left}
     message = " and ".join(f"{count} do {load}" for load, count in loads.items())
@@ -215,30 +222,39 @@ def _list_sources(context: Context) -> list[tuple[float, float, str]]:
 def _recycle(context: Context) -> _Recovery:
     lacks = "only pipelines with replicas can hand their micro-batches to a peer"
     what = "peers of the lost worker take over its micro-batches"
-    return _shrink(context, what, speed_rerouted, least_stages=2, lacks=lacks)
+    return _shrink(context, "recycle", what, speed_rerouted, least_stages=2, lacks=lacks)
 
 
 def _drop_replica(context: Context) -> _Recovery:
     lacks = "there is no second replica to go on with"
     what = "the replica is left out, and the others do its share of the batch"
-    return _shrink(context, what, speed_without_replica, least_stages=1, lacks=lacks)
+    return _shrink(context, "drop_replica", what, speed_without_replica, least_stages=1, lacks=lacks)
 
 
 def _shrink(
-    context: Context, what: str, speed_of: Callable[[Layout, Share], float], least_stages: int, lacks: str
+    context: Context,
+    action: InJobAct,
+    what: str,
+    speed_of: Callable[[Layout, Share], float],
+    least_stages: int,
+    lacks: str,
 ) -> _Recovery:
     """Return how a job goes on without one of its nodes, while others do the work that was done there."""
     if unavailable := _no_node(context):
         return unavailable
-    if not context.cluster.can_shrink:
+    if action not in context.job.can:
         return _unavailable("the job has not said that it can go on without a worker")
     layout = context.job.layout
     if layout is None or layout.stages < least_stages or layout.replicas < 2:
         return _unavailable(lacks)
-    share = share_micro_batches(layout)
+    lost = count_lost_replicas(context)
+    if lost >= layout.replicas:
+        return _unavailable(f"all {layout.replicas} replicas run there")
+    share = share_micro_batches(layout, lost)
+    measured_s = context.job.standstill_s
     return _Recovery(
         f"{what}: {share.reason}",
-        downtime_s=context.durations.rebuild_s,
+        downtime_s=context.durations.rebuild_s if measured_s is None else measured_s,
         speed=speed_of(layout, share),
         risk=1 - context.verdict.confidence,
     )

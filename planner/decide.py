@@ -13,12 +13,13 @@ from typing import cast
 
 from lockstep.clock import NS_PER_S
 from lockstep.decision import Action, Cost, Decision, Isolation, ManualReason, Mode, Option
+from lockstep.in_job import IN_JOB_ACTS
 from lockstep.verdict import Incident
 from planner.checkpoints.intervals import Saving, Slowness, Timing, advise_interval, choose_timing, say_time
 from planner.context import ClusterFacts, Context, Durations, JobFacts, horizon_s, is_in_the_fabric, node_of
 from planner.controllers.by_hand import Wanted, list_commands
 from planner.controllers.protocol import ControllerAct
-from planner.cost import MOVES, price_of_acting, resume_for, share_micro_batches, weigh
+from planner.cost import MOVES, count_lost_replicas, price_of_acting, resume_for, share_micro_batches, weigh
 from planner.escalation import LEVELS, Level, Severity
 from planner.limits import SHRINKING, Constraints, Limits, find_hold
 
@@ -135,6 +136,7 @@ _NEEDED: Mapping[Action, frozenset[ControllerAct]] = {
     "reattempt": frozenset({"reattempt"}),
     "restart_process": frozenset({"restart"}),
     **dict.fromkeys(SHRINKING, frozenset[ControllerAct]({"isolate", "restart"})),
+    **dict.fromkeys(IN_JOB_ACTS, frozenset[ControllerAct]({"isolate"})),  # the rest the job does
 }
 _MODES: Mapping[ManualReason | None, Mode] = {"no_controller": "observe", "unable": "observe", "held": "propose"}
 
@@ -327,11 +329,12 @@ def _target(action: Action, context: Context) -> dict[str, int] | None:
         return target
     if action not in ("drop_replica", "reconfigure"):
         return target | job.layout.as_target()
+    lost = min(count_lost_replicas(context), job.layout.replicas - 1) if action == "drop_replica" else 1
     left = job.layout.on(job.gpus * nodes // max(len(job.nodes), 1))
-    layout = replace(job.layout, replicas=max(min(left.replicas, job.layout.replicas - 1), 1))
+    layout = replace(job.layout, replicas=max(min(left.replicas, job.layout.replicas - lost), 1))
     # Where micro-batches are not known, neither is how many a replica has to do from now on.
     is_exact = action == "drop_replica" and job.layout.micro_batches is not None
-    more = {"grad_accum": share_micro_batches(job.layout).most} if is_exact else {}
+    more = {"grad_accum": share_micro_batches(job.layout, lost).most} if is_exact else {}
     return target | layout.as_target() | more
 
 

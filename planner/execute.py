@@ -15,6 +15,7 @@ from lockstep.decision import Decision
 from lockstep.errors import BadInput, ControllerDown, HalfDone
 from lockstep.execution import OUT_OF_SERVICE, PURSUED, Execution, Isolated, Step
 from lockstep.hostlists import match_hosts
+from lockstep.in_job import IN_JOB_ACTS, Effect, InJobAct
 from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import (
     find_execution,
@@ -29,7 +30,7 @@ from lockstep.state.decisions import (
 from lockstep.state.incidents import get_incident
 from lockstep.state.leases import Lease, check_lease
 from planner.checkpoints.convert import Converter, find_conversion
-from planner.controllers.protocol import Controller, Report
+from planner.controllers.protocol import Controller, InJob, Report, Shrink
 from planner.steps import (
     due_step,
     end,
@@ -169,12 +170,21 @@ class Executor:
                 return self._controller.release(step.subject, decision.id)
             if step.act == "reattempt":
                 return self._controller.reattempt(decision.job, decision.id)
+            if step.act in IN_JOB_ACTS:
+                return self._shrink(step.act, decision)
             out = [each.node for each in list_isolated(self._control) if each.state in OUT_OF_SERVICE]
             return self._controller.restart(restart_order(decision, out))
         except ControllerDown as down:
             return Report("failed", str(down), is_half_done=isinstance(down, HalfDone))
         except BadInput as nonsense:
             return Report("refused", str(nonsense))
+
+    def _shrink(self, act: InJobAct, decision: Decision) -> Report:
+        """Let the job itself go on without what it has on the decision's nodes."""
+        if not isinstance(self._controller, InJob):
+            return Report("refused", f"{self._controller.name} cannot speak to a job")
+        nodes = tuple(part.node for part in decision.isolate if part.node)
+        return self._controller.shrink(Shrink(decision.id, decision.job, act, nodes))
 
     def _isolate(self, node: str, decision: Decision) -> Report:
         """Isolate a node; one that somebody else took out of service is as good as isolated, and stays theirs."""
@@ -244,6 +254,8 @@ class Executor:
 
     def _watch_job(self, execution: Execution, step: Step, now_ns: int) -> Report | None:
         waited_s = (now_ns - (step.began_ns or now_ns)) / NS_PER_S
+        if execution.action in IN_JOB_ACTS and isinstance(self._controller, InJob):
+            return check_effect(execution.job, self._controller.effect(execution.job, execution.decision), waited_s)
         if execution.new_job is None:
             return self._check_incident(execution, waited_s)
         late = Report("refused", f"{execution.new_job} does not run after {waited_s:.0f} s")
@@ -271,6 +283,19 @@ class Executor:
         for order in list_orders(self._control, since_ns=now_ns - _ORDERS_NS):
             if order.kind == "undo" and (run := find_execution(self._control, order.decision)) is not None:
                 self.undo(run, f"{order.who}: {order.why}".rstrip(": "), lease, now_ns)
+
+
+def check_effect(job: str, effect: Effect | None, waited_s: float) -> Report | None:
+    """Return what a job has measured since it goes on without a part of it; None: that is still open."""
+    if effect is None:
+        late = Report("refused", f"{job} has settled no step in {waited_s:.0f} s")
+        return late if waited_s > _WATCH_S else None
+    if effect.speed_after is None and waited_s <= _SETTLE_S:
+        return None
+    speed = "" if effect.speed_after is None else f", and {effect.speed_after:.0%} of the speed before"
+    return Report(
+        "done", f"{job} goes on with step {effect.step}: {effect.standstill_s:.1f} s without progress{speed}"
+    )
 
 
 def _isolated(decision: Decision, step: Step, report: Report, execution: Execution, now_ns: int) -> Isolated:

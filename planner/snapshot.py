@@ -232,7 +232,7 @@ class FactReader:
         gpus = sum(ranks.values()) or incident.verdict.gpus
         began_ns = [each.began_ns for each in held if (each.job, each.attempt) == (name, attempt)]
         age_s = (now_ns - min(began_ns)) / NS_PER_S if began_ns else None
-        known = self._know(JobFacts(name, attempt, nodes, gpus, age_s=age_s), now_ns)
+        known = _with_announced(self._know(JobFacts(name, attempt, nodes, gpus, age_s=age_s), now_ns), view)
         is_over = (name, attempt) in find_ended(held) if view is None else view.state == "ended"
         return replace(known, is_over=is_over, strangers=_find_strangers(ranks, view, listed or ()))
 
@@ -310,6 +310,14 @@ class FactReader:
         return replace(
             known, failure_rate=seen.rate, failures_of=seen.by_node, failures_per_node_day=seen.rate.planned
         )
+
+
+def _with_announced(job: JobFacts, view: JobView | None) -> JobFacts:
+    """Return a job with what it has announced of itself; a hint says more of its layout."""
+    if view is None or view.replicas is None:
+        return job
+    announced = Layout(replicas=view.replicas, micro_batches=view.micro_batches)
+    return replace(job, can=frozenset(view.can), standstill_s=view.standstill_s, layout=job.layout or announced)
 
 
 def _find_strangers(hosts: Iterable[str], view: JobView | None, listed: Sequence[Node]) -> tuple[str, ...]:

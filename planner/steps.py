@@ -28,8 +28,8 @@ _AFTER_ISOLATION: dict[Action, tuple[Act, ...]] = {
     "reroute": ("watch",),  # the path planner does it by itself
     "reattempt": ("reattempt", "watch"),
     "restart_process": ("restart", "watch"),
-    "recycle": ("restart", "watch"),
-    "drop_replica": ("restart", "watch"),
+    "recycle": ("recycle", "watch"),
+    "drop_replica": ("drop_replica", "watch"),
     "reconfigure": ("restart", "watch"),
     "replace": ("restart", "watch"),
     "grow": ("restart", "watch"),

@@ -18,6 +18,7 @@ from api.views.ranks import list_ranks, newest_attempt
 from lockstep.clock import NS_PER_S
 from lockstep.decision import Action, Option
 from lockstep.errors import BadInput
+from lockstep.in_job import IN_JOB_ACTS
 from lockstep.sections import JobHints
 from lockstep.state.decisions import list_isolated
 from lockstep.verdict import FaultClass, Impact, Verdict
@@ -170,7 +171,7 @@ def what_if(
         spares=len(known.spares) if spares is None else spares,
         # An unticked box is not sent, so the defaults hold only until the form was used.
         can_restart=bool(can_restart) if is_asked else planner.controller != "none",
-        can_shrink=bool(can_shrink) if is_asked else planner.can_shrink,
+        can_shrink=bool(can_shrink),
     )
     facts = with_checkpoint(facts, question, known)
     hosts = frozenset(host.id for host in parts.topology.hosts) if parts.topology else frozenset[str]()
@@ -202,8 +203,8 @@ def ask(
         hosts=hosts,
         spares=(*spares[: question.spares], *supposed),
         can_restart=question.can_restart,
-        can_shrink=question.can_shrink,
     )
+    facts = replace(facts, can=frozenset(IN_JOB_ACTS if question.can_shrink else ()))
     context = Context(verdict, facts, cluster, Durations(), question.price)
     severity, because = severity_of(verdict, ())
     options = weigh(context)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from lockstep.decision import Action
+from lockstep.in_job import IN_JOB_ACTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ def list_commands(controller: str, action: Action, wanted: Wanted) -> tuple[str,
     ('scontrol update NodeName=h3 State=DRAIN Reason=gone', 'scontrol requeue 4711')
     """
     write = _BY_CONTROLLER.get(controller)
-    if write is None or action in ("none", "reroute", "reattempt"):
+    if write is None or action in ("none", "reroute", "reattempt", *IN_JOB_ACTS):
         return ()
     return (*([wanted.convert] if wanted.convert else []), *write(wanted))
 

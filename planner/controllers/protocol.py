@@ -9,9 +9,10 @@ import re
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 from lockstep.errors import BadInput, ControllerDown, HalfDone
+from lockstep.in_job import Effect, InJobAct
 
 Outcome = Literal[
     "done",  # it was carried out just now
@@ -58,6 +59,10 @@ class JobView:
     nodes: tuple[str, ...] = ()
     restarts: int = 0
     mark: str | None = None  # of the decision that started it
+    can: tuple[InJobAct, ...] = ()  # what it has announced that it can do by itself
+    replicas: int | None = None  # of a job that has announced something, when it is whole
+    micro_batches: int | None = None  # of each of them in a step
+    standstill_s: float | None = None  # that its last loss of a replica has cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,16 @@ class Restart:
     nnodes: int | None = None  # None: as many as before
     checkpoint: str | None = None  # LOCKSTEP_RESUME_FROM of the new attempt
     environment: Mapping[str, str] = field(default_factory=dict)  # further variables, such as the target layout
+
+
+@dataclass(frozen=True, slots=True)
+class Shrink:
+    """Let a job go on without what it has on some nodes."""
+
+    mark: str
+    job: str
+    act: InJobAct
+    nodes: tuple[str, ...]
 
 
 ControllerAct = Literal["isolate", "release", "restart", "reattempt"]
@@ -116,6 +131,19 @@ class Controller(Protocol):
 
     def reattempt(self, job: str, mark: str) -> Report:
         """Let a job try again in place, on the nodes it has; `refused` where the controller cannot do that."""
+        ...
+
+
+@runtime_checkable
+class InJob(Protocol):
+    """A controller that can also speak to the job itself."""
+
+    def shrink(self, order: Shrink) -> Report:
+        """Let a job go on without what it has on some nodes; `already` when it does."""
+        ...
+
+    def effect(self, job: str, mark: str) -> Effect | None:
+        """Return what that has cost and brought, as the job measures it; None: no step is settled since."""
         ...
 
 

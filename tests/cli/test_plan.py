@@ -11,6 +11,9 @@ import pytest
 
 from lockstep.fabrics import leaf_spine
 from lockstep.topology import dump_topology
+from planner.pipeline.checking import find_faults
+from planner.pipeline.schedule import Worker
+from planner.pipeline.schedule_file import StepSchedule, unpack_schedule
 from tests.cli.commands import Outcome, Run, check_failure
 
 ROWS = [{"id": f"{i}", "src": f"h{i}", "dst": f"h{(i + 4) % 16}", "gbps": 400.0} for i in range(16)]
@@ -106,6 +109,9 @@ def test_the_worked_example_is_printed_with_its_bound_and_baseline(lockstep: Run
         "re-routed, decoupled, staggered": 27.0,
     }
     assert written["bound"] == {"period": 27.0, "makespan": 29.0}
+    made = unpack_schedule(StepSchedule.model_validate(written["schedule"]))
+    assert (made.failed, made.period, find_faults(made)) == (frozenset({Worker(1, 2)}), 27.0, [])
+    assert sum(map(len, made.ops.values())) == 4 * 3 * 6 * 3, "forward and both backwards of each piece"
     outcome = schedule(lockstep, "--failed", "1,2")
     assert "re-routed, decoupled, staggered  27    100.0%" in outcome.out
     assert "none that is staggered below 27" in outcome.err

@@ -6,6 +6,7 @@ from typing import Any
 from lockstep.clock import NS_PER_S
 from lockstep.decision import Action, Cost, Decision, Isolation
 from lockstep.execution import Execution, Isolated
+from lockstep.in_job import IN_JOB_ACTS
 from lockstep.records import Event
 from lockstep.verdict import Impact, Incident, Verdict
 from planner.context import ClusterFacts, Context, JobFacts, Layout, Resume
@@ -48,6 +49,9 @@ def incident(about: Verdict | None = None, name: str = "i1", opened_s: float = 5
     found = about or verdict()
     at_ns = seconds(opened_s)
     return Incident(id=name, job=found.job, state="open", opened_ns=at_ns, updated_ns=at_ns, verdict=found)
+
+
+IN_JOB = frozenset(IN_JOB_ACTS)
 
 
 def job(**changes: Any) -> JobFacts:  # Any: as above

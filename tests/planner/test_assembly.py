@@ -23,7 +23,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def test_controllers_come_by_name_and_tell_a_cure_in_place_from_a_new_start_of_the_job() -> None:
-    assert set(OPTIONS) | {"kubernetes"} == set(CONTROLLERS), "every one is tried here"
+    assert set(OPTIONS) | {"kubernetes", "in_job"} == set(CONTROLLERS), "every one is tried here, or beside another"
     made = {name: make_controller(name, OPTIONS[name]) for name in OPTIONS}
     assert all(controller.name == name for name, controller in made.items())
     whole = {name: controller.restarts_whole_job for name, controller in made.items()}
@@ -42,7 +42,7 @@ def test_controllers_come_by_name_and_tell_a_cure_in_place_from_a_new_start_of_t
 @pytest.mark.parametrize(
     ("name", "options", "why"),
     [
-        ("nomad", {}, "there is no controller 'nomad'; there are command, kubernetes"),
+        ("nomad", {}, "there is no controller 'nomad'; there are command, in_job, kubernetes"),
         ("nvrx", {"colour": "red"}, r"controller nvrx .* colour is not known; directory: Field required"),
         ("slurm", OPTIONS["slurm"] | {"rest": "slurm:6820"}, "is no unix:///path and no http://host:port"),
         ("webhook", {"url": "http://h", "secret": "whsec_c2VjcmV0"}, "secret_file"),

@@ -10,7 +10,7 @@ from lockstep.decision import Action, Option
 from lockstep.verdict import Impact
 from planner.context import Context, Durations, Layout, Resume
 from planner.cost import price_of_acting, share_micro_batches, speed_rerouted, speed_without_replica, weigh
-from tests.planner.build import cluster, context, crash, job, pipeline, verdict
+from tests.planner.build import IN_JOB, cluster, context, crash, job, pipeline, verdict
 
 ALL = {"none", "reroute", "reattempt", "restart_process", "recycle", "drop_replica", "reconfigure", "replace"}
 
@@ -70,8 +70,8 @@ def test_spare_keeps_the_speed_and_money_is_shown_where_there_is_a_price() -> No
         ("reconfigure", context(verdict(component="switch:spine1")), "switch:spine1 is not a part of one node"),
         ("replace", context(verdict(fault_class="software")), "software is no reason to take hardware away"),
         ("recycle", context(of=job(layout=pipeline())), "the job has not said that it can go on without a worker"),
-        ("recycle", context(within=cluster(can_shrink=True)), "only pipelines with replicas can hand their"),
-        ("drop_replica", context(within=cluster(can_shrink=True)), "there is no second replica to go on with"),
+        ("recycle", context(of=job(can=IN_JOB)), "only pipelines with replicas can hand their"),
+        ("drop_replica", context(of=job(can=IN_JOB)), "there is no second replica to go on with"),
         ("reconfigure", context(crash(), job(resume_smaller=None)), "there is no checkpoint that was verified"),
     ],
 )
@@ -82,13 +82,28 @@ def test_closed_way_says_why_and_has_no_cost(action: Action, of: Context, becaus
 
 
 def test_pipeline_loses_less_by_handing_over_micro_batches_than_by_dropping_the_replica() -> None:
-    constraints = context(crash(), job(layout=pipeline()), cluster(can_shrink=True))
+    constraints = context(crash(), job(layout=pipeline(), can=IN_JOB))
     assert option("recycle", constraints).cost.throughput_after == pytest.approx(0.946, abs=0.001)  # 105 of 111 slots
     assert option("drop_replica", constraints).cost.throughput_after == pytest.approx(0.875, abs=0.001)  # 105 of 120
     for action in ("recycle", "drop_replica"):
         assert option(action, constraints).reason.endswith(
             "32 micro-batches of each step go to 7 replicas: 4 do 37 and 3 do 36"
         )
+
+
+def test_node_with_several_replicas_takes_them_all_and_the_last_one_is_not_dropped() -> None:
+    eight = Layout(replicas=8, micro_batches=4)
+    found = option("drop_replica", context(crash(), job(nodes=("h3", "h4", "h5", "h6"), layout=eight, can=IN_JOB)))
+    assert found.cost.throughput_after == pytest.approx(4 / 6, abs=0.001)
+    assert "4 micro-batches of each step go to 6 replicas: 2 do 6 and 4 do 5" in found.reason
+    alone = option("drop_replica", context(crash(), job(nodes=("h3",), layout=eight, can=IN_JOB)))
+    assert alone.reason == "unavailable: all 8 replicas run there"
+
+
+def test_what_a_loss_has_cost_a_job_before_is_what_the_next_one_costs() -> None:
+    known = job(layout=pipeline(), can=IN_JOB, standstill_s=2.5)
+    assert option("drop_replica", context(crash(), known)).cost.downtime_s == 2.5
+    assert option("recycle", context(crash(), job(layout=pipeline(), can=IN_JOB))).cost.downtime_s == 15.0
 
 
 def test_link_between_switches_is_gone_around_for_nothing() -> None:
@@ -157,7 +172,7 @@ def test_costs_are_never_negative_and_cheapest_comes_first(
     ratio: float, confidence: float, repair_s: float, rate: float
 ) -> None:
     about = verdict(confidence=confidence, impact=Impact(step_time_ratio=ratio, ranks_waiting=63))
-    constraints = cluster(repair_s=repair_s, failures_per_node_day=rate, can_shrink=True, can_reroute=True)
+    constraints = cluster(repair_s=repair_s, failures_per_node_day=rate, can_reroute=True)
     hours = [each.cost.gpu_hours for each in weigh(context(about, job(layout=pipeline()), constraints))]
     known = [each for each in hours if each is not None]
     assert known == sorted(known)

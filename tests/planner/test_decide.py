@@ -1,5 +1,6 @@
 """A decision is the cheapest way that its severity allows, at the right moment, with its price and its reason."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from planner.context import ClusterFacts, Context, JobFacts, Resume
 from planner.decide import Policy, advise_saving, cost_of_nothing, decide, find_break_even
 from planner.escalation import Level, severity_of
 from planner.limits import Constraints
-from tests.planner.build import cluster, context, crash, incident, job, pipeline, seconds, verdict
+from tests.planner.build import IN_JOB, cluster, context, crash, incident, job, pipeline, seconds, verdict
 
 
 def decided(
@@ -73,8 +74,8 @@ def test_layout_shrinks_by_whole_replicas_and_the_others_get_exactly_as_much_mor
     decision = decided(context(crash(), job(layout=pipeline(tensor=1, stages=2, replicas=32)), cluster(spares=())))
     assert decision.action == "reconfigure"
     assert decision.target == {"nnodes": 7, "tp": 1, "pp": 2, "dp": 28}
-    shrinkable = job(layout=pipeline(stages=1, tensor=8), min_nodes=8)
-    decision = decided(context(crash(), shrinkable, cluster(can_shrink=True, spares=())))
+    shrinkable = job(layout=pipeline(stages=1, tensor=8), min_nodes=8, can=IN_JOB)
+    decision = decided(context(crash(), shrinkable, cluster(spares=())))
     assert decision.action == "drop_replica"
     assert decision.target == {"nnodes": 7, "tp": 8, "pp": 1, "dp": 7, "grad_accum": 37}
 
@@ -170,7 +171,8 @@ ANY_JOB = st.builds(
 
 @given(ANY_VERDICT, ANY_JOB, st.floats(0, 1e5), st.booleans())
 def test_whatever_happens_the_rules_hold(about: Verdict, of: JobFacts, at_s: float, can_shrink: bool) -> None:
-    decision = decided(context(about, of, cluster(can_shrink=can_shrink, can_reroute=True)), at_s=at_s)
+    facts = replace(of, can=IN_JOB if can_shrink else frozenset())
+    decision = decided(context(about, facts, cluster(can_reroute=True)), at_s=at_s)
     assert decision.reason
     if decision.action in ("reconfigure", "replace"):
         assert of.resume is not None or decision.held_because, "never without a verified checkpoint, or a person"

@@ -1,6 +1,5 @@
 """What a pipeline job is to do and what is done to it, as JSON; and the lines that it tells."""
 
-from collections import defaultdict
 from pathlib import Path
 from typing import Literal
 
@@ -8,16 +7,8 @@ from pydantic import Field, model_validator
 
 from lockstep.errors import BadInput
 from lockstep.verdict import Frozen
-from planner.pipeline.schedule import Op, Schedule, Shape, Times, Worker
-
-
-class StepSchedule(Frozen):
-    """A schedule as it travels: its pieces of work in one list, those of a worker in their order."""
-
-    shape: Shape
-    times: Times
-    failed: tuple[Worker, ...]
-    ops: tuple[Op, ...]
+from planner.pipeline.schedule import Schedule, Shape, Worker
+from planner.pipeline.schedule_file import StepSchedule, unpack_schedule
 
 
 class ModelOptions(Frozen):
@@ -125,20 +116,6 @@ class Reply(Frozen):
     state: Literal["done", "broken", "standing"]
     settled: int
     reason: str = ""
-
-
-def pack_schedule(schedule: Schedule) -> StepSchedule:
-    """Return the schedule as it travels."""
-    ops = tuple(op for worker in sorted(schedule.ops) for op in schedule.ops[worker])
-    return StepSchedule(shape=schedule.shape, times=schedule.times, failed=tuple(sorted(schedule.failed)), ops=ops)
-
-
-def unpack_schedule(packed: StepSchedule) -> Schedule:
-    """Return the schedule that `pack_schedule` was given."""
-    ops: dict[Worker, list[Op]] = defaultdict(list)
-    for op in packed.ops:
-        ops[op.worker].append(op)
-    return Schedule(packed.shape, packed.times, frozenset(packed.failed), ops)
 
 
 def find_schedule(plan: TrainingPlan, failed: frozenset[Worker]) -> Schedule:

@@ -10,8 +10,9 @@ import pytest
 from lockstep.errors import LockstepError
 from planner.pipeline.dispatch import plan_schedule
 from planner.pipeline.schedule import Shape, Worker, unit_times
+from planner.pipeline.schedule_file import pack_schedule
 from tests.testbed.training.job import Coordinator
-from tests.testbed.training.plan import Command, Kill, LossLine, Rejoin, Reply, TrainingPlan, pack_schedule
+from tests.testbed.training.plan import Command, Kill, LossLine, Rejoin, Reply, TrainingPlan
 
 GRID = Shape(stages=1, pipelines=3, micro_batches=2)
 FIRST, LOST, LAST = (Worker(pipeline, 0) for pipeline in range(3))

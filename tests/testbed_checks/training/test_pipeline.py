@@ -1,9 +1,10 @@
 """A pipeline that loses workers ends with the parameters of one that does not, and of plain torch in one process."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +12,12 @@ from torch import Tensor
 
 from planner.pipeline.dispatch import ScheduleOptions, plan_schedule
 from planner.pipeline.schedule import Schedule, Shape, Worker, unit_times
+from planner.pipeline.schedule_file import pack_schedule
 from tests.testbed.training.job import TrainingRun, run_training
-from tests.testbed.training.plan import Kill, Poison, Rejoin, StepLine, TrainingPlan, TuningOptions, pack_schedule
+from tests.testbed.training.plan import Kill, Poison, Rejoin, StepLine, TrainingPlan, TuningOptions
 from tests.testbed.training.worker import state_file
 from tests.testbed_checks.training.plain_loop import PlainRun, train_plainly
+from tests.tiers import long_except
 from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.slow
@@ -74,12 +77,21 @@ def plans(folder: Path) -> dict[str, TrainingPlan]:
 
 
 ALL = sorted(plans(Path()))
+KEPT = {"fault-free, decoupled", "lost amid a step, and back", "two lost", "nothing to clip", "poisoned and lost"}
+
+
+def cases(names: Iterable[str] = ALL) -> list[Any]:  # Any: what pytest is given
+    """Return the cases; those that are not kept are long."""
+    chosen = list(names)
+    return long_except(KEPT & {*chosen}, chosen)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """All jobs, run once and in one process."""
-    asked = plans(tmp_path_factory.mktemp("training"))
+def runs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Runs:
+    """All jobs of the tier, run once and in one process."""
+    chosen = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    every = plans(tmp_path_factory.mktemp("training"))
+    asked = {name: plan for name, plan in every.items() if name in KEPT or name in chosen}
     done = run_training(list(asked.values()), LIMIT_S)
     return {name: (asked[name], run) for name, run in zip(asked, done, strict=True)}
 
@@ -120,7 +132,7 @@ def is_told_whole(run: TrainingRun, step: int) -> bool:
     return all(loss.step != step + 1 or (step, loss.lost) in lines_of(run) for loss in run.losses)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", cases())
 def test_parameters_are_those_of_plain_torch(runs: Runs, name: str) -> None:
     plan, _ = runs[name]
     expected = plain(plan).parameters
@@ -130,7 +142,7 @@ def test_parameters_are_those_of_plain_torch(runs: Runs, name: str) -> None:
     assert max(differences.values()) < TOLERANCE, differences
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name.startswith(("lost", "two"))])
+@pytest.mark.parametrize("name", cases(name for name in ALL if name.startswith(("lost", "two"))))
 def test_state_is_that_of_the_run_without_failures(runs: Runs, name: str) -> None:
     plan, _ = runs[name]
     whole, _ = runs["fault-free, decoupled"]
@@ -140,7 +152,7 @@ def test_state_is_that_of_the_run_without_failures(runs: Runs, name: str) -> Non
     assert max(differences.values()) < TOLERANCE, differences
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", cases())
 def test_peers_of_a_stage_hold_the_same_state_to_the_bit(runs: Runs, name: str) -> None:
     plan, _ = runs[name]
     for stage in range(plan.shape.stages):
@@ -148,7 +160,7 @@ def test_peers_of_a_stage_hold_the_same_state_to_the_bit(runs: Runs, name: str) 
         assert all(torch.equal(packed[0], other) for other in packed)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", cases())
 def test_losses_and_norms_of_all_stages_are_those_of_plain_torch(runs: Runs, name: str) -> None:
     plan, run = runs[name]
     expected = plain(plan)
@@ -164,7 +176,7 @@ def test_losses_and_norms_of_all_stages_are_those_of_plain_torch(runs: Runs, nam
             assert sum(line.loss for line in told) == pytest.approx(expected.losses[step], rel=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if "nothing" not in name and "poisoned" not in name])
+@pytest.mark.parametrize("name", cases(name for name in ALL if "nothing" not in name and "poisoned" not in name))
 def test_clipping_bites_and_takes_back_the_step_and_the_work_ahead_of_it(runs: Runs, name: str) -> None:
     plan, run = runs[name]
     for (step, worker), line in lines_of(run).items():
@@ -181,7 +193,7 @@ def test_step_within_the_limit_stands_and_nothing_is_done_again(runs: Runs) -> N
     assert {(line.factor, line.redone) for line in run.steps} == {(1.0, 0)}
 
 
-@pytest.mark.parametrize("name", ["poisoned", "poisoned and lost"])
+@pytest.mark.parametrize("name", cases(["poisoned", "poisoned and lost"]))
 def test_step_whose_gradient_is_not_a_number_at_one_stage_is_skipped_at_all(runs: Runs, name: str) -> None:
     plan, run = runs[name]
     told = {line.worker: line for (step, _), line in lines_of(run).items() if step == POISONED_STEP}
@@ -191,7 +203,7 @@ def test_step_whose_gradient_is_not_a_number_at_one_stage_is_skipped_at_all(runs
     assert all(math.isfinite(float(state(plan, worker)["packed"].sum())) for worker in live(plan))
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if "lost" in name])
+@pytest.mark.parametrize("name", cases(name for name in ALL if "lost" in name))
 def test_lost_worker_is_killed_and_its_peers_do_its_work(runs: Runs, name: str) -> None:
     plan, run = runs[name]
     lines = lines_of(run)

@@ -7,6 +7,7 @@ import pytest
 from lockstep.errors import BadInput
 from planner.pipeline.dispatch import plan_schedule
 from planner.pipeline.schedule import Schedule, Shape, Worker, unit_times
+from planner.pipeline.schedule_file import pack_schedule, unpack_schedule
 from tests.testbed.training.job import read_run
 from tests.testbed.training.plan import (
     Kill,
@@ -14,8 +15,6 @@ from tests.testbed.training.plan import (
     StepLine,
     TrainingPlan,
     find_schedule,
-    pack_schedule,
-    unpack_schedule,
 )
 
 GRID = Shape(stages=2, pipelines=3, micro_batches=4)

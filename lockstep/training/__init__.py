@@ -1,0 +1,1 @@
+"""In-job recovery for PyTorch programs: `from lockstep.training.replica import Replica`; extra `training`."""

@@ -1,0 +1,238 @@
+"""Who is alive, and who works together: each process writes that it lives, and one of them proposes a generation.
+
+A replica is given up when its beats have stopped, or an order says so. How long they must have stopped depends on
+what is seen: a connection that has closed needs only enough to tell whose it was; where nothing is closed, such as
+with a stopped process, three steps must have passed (Unicron's rule for a hang).
+"""
+
+import socket
+import threading
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+from lockstep.clock import Clock, SystemClock
+from lockstep.errors import BadInput
+from lockstep.in_job import Announcement, Answer, Beat, Generation, JobFolder, Member, Order, answer_name, nodes_of
+from lockstep.training.agreement import choose_members
+
+STEPS_OF_A_HANG = 3  # Unicron's statistical monitor alarms at three times the mean iteration
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """The place of this process in its job, the same in all of them but for `replica`, `node` and `memory`."""
+
+    folder: Path  # shared by all replicas, and by the controller; one for each job
+    job: str
+    replica: int
+    replicas: int  # of the whole job
+    micro_batches: int  # of a step, over all replicas
+    node: str = field(default_factory=socket.gethostname)
+    least: int = 1  # replicas with which the job goes on
+    memory: Path | None = None  # a folder on tmpfs for snapshots
+    disk: Path | None = None
+    memory_every: int = 1  # steps
+    disk_every: int = 100
+    beat_s: float = 0.25
+    silence_s: float = 1.5  # six beats
+    start_s: float = 600.0  # is waited for the whole job at its start
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.replica < self.replicas or not 1 <= self.least <= self.replicas <= self.micro_batches:
+            raise BadInput(
+                f"replica={self.replica} of replicas={self.replicas} with least={self.least} and "
+                f"micro_batches={self.micro_batches} cannot work: each replica needs a micro-batch"
+            )
+
+
+class Meeting:
+    """What this process knows of the others."""
+
+    def __init__(self, options: TrainingOptions, clock: Clock | None = None) -> None:
+        self._options, self._clock = options, clock or SystemClock()
+        self.folder = JobFolder(options.folder)
+        self.me = Member(replica=options.replica, start=uuid4().hex, node=options.node)
+        self.now: Generation | None = None  # the newest that was seen
+        self._number = 0  # of our own last beat: silence is counted in these, so that a folder that hangs is nobody's
+        self._tended = 0
+        self._seen: dict[Member, tuple[int, int, bool]] = {}  # last beat, since when, and whether it ever changed
+        self._left = threading.Event()
+        self._beating = threading.Thread(target=self._live, name="lockstep-beat", daemon=True)
+
+    def open(self) -> None:
+        """Begin to live for the others."""
+        self.announce()
+        self._beating.start()
+
+    def announce(self) -> None:
+        """Write what this job can do."""
+        wanted = self._options
+        announced = Announcement(
+            job=wanted.job, can=("drop_replica",), replicas=wanted.replicas, micro_batches=wanted.micro_batches
+        )
+        self.folder.write("job.json", announced)
+
+    def close(self) -> None:
+        """Leave: whoever still needs this replica goes on without it."""
+        self._left.set()
+        self._beating.join()
+        with suppress(FileNotFoundError):
+            (self.folder.path / self._beat_name).unlink()
+
+    def beat(self) -> None:
+        """Write that this process lives."""
+        beat = Beat(member=self.me, number=self._number + 1, ts_ns=self._clock.now_ns())
+        self.folder.write(self._beat_name, beat)
+        self._number = beat.number
+
+    @property
+    def lived_s(self) -> float:
+        """For how long this process has told that it lives: the clock by which silence is measured."""
+        return self._number * self._options.beat_s
+
+    @property
+    def is_member(self) -> bool:
+        return self.now is not None and self.now.holds(self.me)
+
+    def move_on(self) -> bool:
+        """Take note of a newer generation; return whether there was one."""
+        newer = self.folder.newest_generation(self.now.number if self.now else 0)
+        self.now = newer or self.now
+        return newer is not None
+
+    def has_newer(self) -> bool:
+        """Return whether there is a newer generation, without taking note of it."""
+        return self.folder.newest_generation(self.now.number if self.now else 0) is not None
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait a moment."""
+        self._clock.wait(self._left, timeout_s)
+
+    def tend(self, patience_s: float, *, takes_new: bool = False, is_broken: bool = False) -> None:
+        """Propose a generation if it is this replica's turn and there is a reason: a lost one, an order, a new one.
+
+        `is_broken`: the generation cannot go on as it is, even if nobody is lost.
+        """
+        now = self.now
+        if now is None or not now.holds(self.me) or self._tended == self._number:
+            return  # nothing can have changed since our own last beat
+        self._tended = self._number
+        beats, orders = self._poll(), list(self.folder.orders())
+        silent = {member for member in now.members if self._is_lost(member, beats, patience_s)}
+        out = {node for order in orders for node in order.nodes if order.act != "admit"}
+        leaders = [each for each in now.members if each not in silent and each.node not in out] or [self.me]
+        if leaders[0] != self.me:
+            return
+        for order in orders:
+            if self._obey(order, beats, silent):
+                return
+        new = [beat.member for beat in beats.values() if self._is_new(beat.member)] if takes_new else []
+        if silent or new or is_broken:
+            names = ", ".join(f"replica {member.replica} on {member.node}" for member in [*silent, *new])
+            what = "lost" if silent else "joins" if new else "a connection broke, and everybody lives"
+            self._propose(beats, silent, now.out, f"{what}: {names}" if names else what)
+
+    def begin(self, waited_s: float) -> None:
+        """Propose the first generation of processes that all wait for one, if it is this replica's turn."""
+        beats = self._poll()
+        alive = [beat.member for _, beat in sorted(beats.items()) if self._is_alive(beat.member)]
+        silence_s = self._options.silence_s
+        is_left = waited_s < 2 * silence_s or any(
+            member in alive for member in (self.now.members if self.now else ())
+        )
+        if self.now is not None and is_left:
+            return  # its members may live: they take us in
+        enough = self._options.replicas if waited_s < self._options.start_s else self._options.least
+        if len(alive) < enough or alive[0] != self.me:
+            return
+        dead = {beat.member for beat in beats.values()} - set(alive)
+        self._propose(beats, dead, (), "the job starts")
+
+    def answer(self, order: Order, outcome: str, message: str) -> None:
+        """Answer an order, unless somebody has."""
+        assert self.now is not None
+        told = {"mark": order.mark, "outcome": outcome, "message": message, "generation": self.now.number}
+        self.folder.write_first(answer_name(order), Answer.model_validate(told))
+
+    def _obey(self, order: Order, beats: dict[int, Beat], silent: Collection[Member]) -> bool:
+        """Carry out or answer an order; return whether it made a generation."""
+        now = self.now
+        assert now is not None
+        nodes = nodes_of(now)
+        lost = [f"{node} (replica {', '.join(map(str, nodes[node]))})" for node in order.nodes if node in nodes]
+        left = [member for member in now.members if member.node not in order.nodes]
+        if order.act == "admit":
+            self.answer(order, "done", f"replicas on {', '.join(order.nodes)} may join")
+            out = tuple(node for node in now.out if node not in order.nodes)
+            return out != now.out and self._propose(beats, silent, out, "a node is admitted again", order.mark)
+        if order.act != "drop_replica":
+            self.answer(order, "refused", f"this job cannot {order.act}")
+        elif now.mark == order.mark and not lost:
+            self.answer(order, "done", f"generation {now.number} goes on with {len(now.members)} replicas")
+        elif not lost:
+            self.answer(order, "already", f"no replica of generation {now.number} is on {', '.join(order.nodes)}")
+        elif order.generation != now.number:
+            self.answer(order, "refused", f"it is for generation {order.generation}, and this is {now.number}")
+        elif len(left) < self._options.least:
+            self.answer(order, "refused", f"{len(left)} replicas would be left, and {self._options.least} are needed")
+        else:
+            out = tuple(sorted({*now.out, *order.nodes}))
+            return self._propose(beats, silent, out, f"ordered out: {'; '.join(lost)}", order.mark)
+        return False
+
+    def _propose(
+        self,
+        beats: dict[int, Beat],
+        silent: Collection[Member],
+        out: Collection[str],
+        cause: str,
+        mark: str | None = None,
+    ) -> bool:
+        """Write the next generation of all who live, unless somebody has; the one that is read counts."""
+        number = self.now.number + 1 if self.now else 1
+        old = self.now.members if self.now else ()
+        living = {each: beat for each, beat in beats.items() if beat.member in old or self._is_alive(beat.member)}
+        members = choose_members(self.now, living, silent, out)
+        if len(members) < self._options.least:
+            return False
+        made = Generation(number=number, members=members, cause=cause, mark=mark, out=tuple(sorted(out)))
+        self.folder.write_first(f"generations/{number}.json", made)
+        return True
+
+    def _poll(self) -> dict[int, Beat]:
+        """Read all beats, and remember since when each is what it is."""
+        beats = self.folder.beats()
+        for beat in beats.values():
+            known = self._seen.get(beat.member)
+            if known is None or known[0] != beat.number:
+                self._seen[beat.member] = (beat.number, self._number, known is not None or beat.member == self.me)
+        return beats
+
+    def _is_lost(self, member: Member, beats: dict[int, Beat], patience_s: float) -> bool:
+        other = beats.get(member.replica)
+        return self._is_silent(member, patience_s) or (other is not None and other.member.start != member.start)
+
+    def _is_silent(self, member: Member, patience_s: float) -> bool:
+        _, since, _ = self._seen.setdefault(member, (-1, self._number, False))
+        return member != self.me and (self._number - since) * self._options.beat_s >= patience_s
+
+    def _is_alive(self, member: Member) -> bool:
+        _, _, has_changed = self._seen.get(member, (0, 0, False))
+        return has_changed and not self._is_silent(member, self._options.silence_s)
+
+    def _is_new(self, member: Member) -> bool:
+        now = self.now
+        return now is not None and member not in now.members and member.node not in now.out and self._is_alive(member)
+
+    @property
+    def _beat_name(self) -> str:
+        return f"beats/{self.me.replica}.json"
+
+    def _live(self) -> None:
+        while not self._left.is_set():
+            with suppress(OSError):  # a folder that fails for a while: what is not written is silence
+                self.beat()
+            self._clock.wait(self._left, self._options.beat_s)

@@ -1,0 +1,172 @@
+"""Who is given up, who is let in, and what becomes of orders: files and beats, no process and no waiting."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import BadInput
+from lockstep.in_job import Answer, Generation, JobFolder, Order, answer_name, order_name
+from lockstep.training.meeting import Meeting, TrainingOptions
+
+
+def meeting(folder: Path, replica: int, least: int = 1) -> Meeting:
+    return Meeting(TrainingOptions(folder, "train", replica, 3, 6, f"h{replica}", least, silence_s=1.0))
+
+
+def beat(*living: Meeting, times: int = 1) -> None:
+    for _ in range(times):
+        for each in living:
+            each.beat()
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> list[Meeting]:
+    """A job of three replicas in their first generation."""
+    made = [meeting(tmp_path, replica) for replica in range(3)]
+    for _ in range(2):
+        beat(*made)
+        for each in made:
+            each.begin(0.0)
+    assert all(each.move_on() for each in made)
+    return made
+
+
+def numbers(generation: Generation | None) -> list[int]:
+    assert generation is not None
+    return [member.replica for member in generation.members]
+
+
+def tend(*living: Meeting, **how: bool) -> Generation | None:
+    """Let the living look, and return the newest generation."""
+    for each in living:
+        each.beat()
+        each.tend(1.0, **how)
+    for each in living:
+        each.move_on()
+    return living[0].now
+
+
+def order(three: list[Meeting], act: str = "drop_replica", node: str = "h1", generation: int = 1) -> Answer | None:
+    """Order something, let all look, and return the answer."""
+    given = Order.model_validate({"mark": "d1", "act": act, "nodes": (node,), "generation": generation})
+    three[0].folder.write_first(order_name(given), given)
+    for _ in range(2):
+        tend(*three)
+    return three[0].folder.read(answer_name(given), Answer)
+
+
+def test_the_first_generation_has_all_replicas(three: list[Meeting]) -> None:
+    assert numbers(three[2].now) == [0, 1, 2]
+    assert tend(*three) == Generation(number=1, members=tuple(each.me for each in three), cause="the job starts")
+
+
+def test_silence_of_so_many_own_beats_gives_a_replica_up_and_a_shorter_one_does_not(three: list[Meeting]) -> None:
+    first, lost, last = three
+    tend(*three)
+    tend(first, last)
+    beat(first, last, times=2)
+    assert numbers(tend(first, last)) == [0, 1, 2]
+    found = tend(first, last)
+    assert numbers(found) == [0, 2]
+    assert found is not None
+    assert found.cause == "lost: replica 1 on h1"
+    lost.move_on()
+    assert not lost.is_member
+
+
+def test_the_next_one_proposes_when_the_first_is_lost(three: list[Meeting]) -> None:
+    tend(*three)
+    beat(*three[1:], times=5)
+    assert numbers(tend(*three[1:])) == [1, 2]
+
+
+def test_a_replica_that_hangs_with_the_folder_gives_nobody_up(three: list[Meeting]) -> None:
+    tend(*three)
+    beat(*three[1:], times=20)  # while the first is stopped, or its folder does not answer
+    assert numbers(tend(three[0])) == [0, 1, 2]
+
+
+def test_a_new_process_of_a_lost_replica_is_let_in_once_it_is_seen_to_live(three: list[Meeting]) -> None:
+    first, lost, last = three
+    again = meeting(first.folder.path, 1)
+    again.beat()
+    assert numbers(tend(first, last)) == [0, 2], "the file names another process: the old one is gone"
+    again.begin(waited_s=0.0)
+    assert not again.move_on() or not again.is_member
+    tend(first, last, takes_new=True)
+    again.beat()
+    found = tend(first, last, takes_new=True)
+    assert found is not None
+    assert found.holds(again.me)
+    assert not found.holds(lost.me)
+
+
+def test_a_broken_connection_between_the_living_makes_a_generation_of_the_same(three: list[Meeting]) -> None:
+    tend(*three)
+    found = tend(*three, is_broken=True)
+    assert found is not None
+    assert (found.number, numbers(found)) == (2, [0, 1, 2])
+
+
+def test_an_order_takes_a_replica_out_which_may_return_only_when_it_is_admitted(three: list[Meeting]) -> None:
+    answer = order(three)
+    assert answer is not None
+    assert (answer.outcome, answer.generation) == ("done", 2)
+    assert answer.message == "generation 2 goes on with 2 replicas"
+    for _ in range(3):
+        assert numbers(tend(*three, takes_new=True)) == [0, 2]
+    admitted = order(three, "admit", generation=2)
+    assert admitted is not None
+    assert admitted.outcome == "done"
+    assert numbers(tend(*three, takes_new=True)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "outcome", "says"),
+    [
+        ({"node": "h7"}, "already", "no replica of generation 1 is on h7"),
+        ({"generation": 0}, "refused", "it is for generation 0, and this is 1"),
+        ({"act": "recycle"}, "refused", "this job cannot recycle"),
+    ],
+)
+def test_an_order_that_does_not_fit_changes_nothing(
+    three: list[Meeting], given: dict[str, str], outcome: str, says: str
+) -> None:
+    answer = order(three, **given)  # type: ignore[arg-type]  # of a table
+    assert answer is not None
+    assert (answer.outcome, answer.message) == (outcome, says)
+    assert numbers(three[0].now) == [0, 1, 2]
+
+
+def test_an_order_that_would_leave_too_few_is_refused(tmp_path: Path) -> None:
+    made = [meeting(tmp_path, replica, least=3) for replica in range(3)]
+    for _ in range(2):
+        beat(*made)
+        made[0].begin(0.0)
+    made[0].move_on()
+    answer = order(made)
+    assert answer is not None
+    assert answer.message == "2 replicas would be left, and 3 are needed"
+
+
+def test_processes_of_a_job_that_starts_again_wait_for_those_of_before_and_then_for_all(three: list[Meeting]) -> None:
+    folder = three[0].folder.path
+    again = [meeting(folder, replica) for replica in (0, 1)]
+    for each in again:
+        each.move_on()
+    for waited_s in (0.0, 10.0):
+        beat(*again, times=4)
+        for each in again:
+            each.begin(waited_s)
+    assert JobFolder(folder).newest_generation() == three[0].now, "one is missing"
+    third = meeting(folder, 2)
+    third.move_on()
+    for _ in range(2):
+        beat(*again, third)
+        again[0].begin(10.0)
+    assert numbers(JobFolder(folder).newest_generation()) == [0, 1, 2]
+
+
+def test_a_job_in_which_replicas_have_nothing_to_do_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="replica=0 of replicas=3 with least=1 and micro_batches=2"):
+        TrainingOptions(tmp_path, "train", 0, 3, 2)

@@ -1,0 +1,232 @@
+"""Jobs are told through their folder, once for each mark, and nothing that they have not announced."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from lockstep.clock import ManualClock, SystemClock
+from lockstep.errors import BadInput, ControllerDown
+from lockstep.in_job import Effect, JobFolder, Order
+from lockstep.state.database import ControlDatabase
+from lockstep.state.decisions import list_decisions, list_executions
+from lockstep.state.incidents import save_incidents
+from lockstep.state.leases import Lease
+from lockstep.training.meeting import Meeting, TrainingOptions
+from planner.assembly import make_controller
+from planner.controllers.in_job import InJobController, InJobOptions
+from planner.controllers.protocol import EVERY_ACT, Controller, InJob, Restart, Shrink
+from planner.controllers.spelling import OwnSpelling
+from planner.decide import PlannerOptions, Policy
+from planner.execute import Executor, check_effect
+from planner.service import PlannerService
+from planner.snapshot import FactReader
+from tests.planner.build import cluster, crash, incident, seconds
+from tests.planner.conftest import control, empty_control, lease
+from tests.planner.fake_controller import FakeController, make_world
+
+__all__ = ["control", "empty_control", "lease"]
+NODES = ("h0", "h1", "h2")
+WITHOUT_H1 = Shrink("d1", "train", "drop_replica", ("h1",))
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> FakeController:
+    return make_world(tmp_path / "world.json", NODES, on=3)
+
+
+def controller(tmp_path: Path, beside: Controller, **options: object) -> InJobController:
+    given = {"folder": f"{tmp_path}/jobs/{{job}}", "controller": "fake", **options}
+    return InJobController(InJobOptions(**given), beside, SystemClock())  # type: ignore[arg-type]  # of a test's own
+
+
+def replicas(tmp_path: Path) -> list[Meeting]:
+    """A job of three replicas in its first generation."""
+    path = tmp_path / "jobs" / "train"
+    made = [Meeting(TrainingOptions(path, "train", n, 3, 6, node, silence_s=99.0)) for n, node in enumerate(NODES)]
+    for _ in range(2):
+        for each in made:
+            each.announce()
+            each.beat()
+        made[0].begin(0.0)
+    for each in made:
+        each.move_on()
+    return made
+
+
+@contextmanager
+def at_work(job: list[Meeting]) -> Iterator[None]:
+    """Let the replicas look at their folder, as between two steps."""
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.wait(0.005):
+            for each in job:
+                each.beat()
+                each.tend(99.0, takes_new=True)
+                each.move_on()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_other_acts_are_those_of_the_controller_beside_it(tmp_path: Path, beside: FakeController) -> None:
+    ours = controller(tmp_path, beside)
+    assert (ours.name, ours.acts, ours.restarts_whole_job) == ("fake", EVERY_ACT, False)
+    assert ours.isolate("h0", "d1", "gone").outcome == "done"
+    assert [node.mark for node in ours.nodes()] == ["d1", None, None]
+    assert ours.release("h0", "d2").outcome == "refused"
+    assert ours.restart(Restart("d3", "train", ("h0",), 2)).job == "train+1"
+    assert ours.reattempt("train", "d4").is_good
+    assert beside.world.acts == ["isolate h0", "restart train on h1,h2", "reattempt train"]
+    assert isinstance(ours, InJob)
+    assert not isinstance(beside, InJob)
+
+
+def test_a_job_is_described_by_what_it_has_announced_while_it_lives(tmp_path: Path, beside: FakeController) -> None:
+    ours = controller(tmp_path, beside)
+    before = ours.job("train")
+    assert before is not None
+    assert (list(before.can), before.replicas) == ([], None)
+    replicas(tmp_path)
+    view = ours.job("train")
+    assert view is not None
+    assert (view.nodes, view.can, view.replicas, view.micro_batches) == (NODES, ("drop_replica",), 3, 2)
+    late = InJobController(
+        InJobOptions(f"{tmp_path}/jobs/{{job}}", "fake"), beside, ManualClock(SystemClock().now_ns() + 10**12)
+    )
+    assert late.job("train") == before
+
+
+def test_an_order_is_carried_out_once_and_its_effect_told(tmp_path: Path, beside: FakeController) -> None:
+    job, ours = replicas(tmp_path), controller(tmp_path, beside)
+    with at_work(job):
+        assert ours.shrink(WITHOUT_H1).what == "generation 2 goes on with 2 replicas"
+        again = controller(tmp_path, beside).shrink(WITHOUT_H1)
+        assert (again.outcome, again.what) == ("already", "generation 2 goes on with 2 replicas")
+        assert ours.shrink(Shrink("d2", "train", "drop_replica", ("h1",))).outcome == "already"
+    assert job[0].now is not None
+    assert (job[0].now.number, job[0].now.mark, job[0].now.out) == (2, "d1", ("h1",))
+    assert ours.effect("train", "d1") is None
+    measured = Effect(generation=2, step=7, standstill_s=1.5, speed_after=0.7)
+    job[0].folder.write("effects/2.json", measured)
+    assert ours.effect("train", "d1") == measured
+    view = ours.job("train")
+    assert view is not None
+    assert view.standstill_s == 1.5
+
+
+@pytest.mark.parametrize("h1", ["h1", "h1.site.example"])
+def test_a_node_that_is_given_back_may_join_again(tmp_path: Path, beside: FakeController, h1: str) -> None:
+    job, ours = replicas(tmp_path), controller(tmp_path, OwnSpelling(beside))
+    with at_work(job):
+        ours.isolate(h1, "d1", "gone")
+        assert ours.shrink(Shrink("d1", "train", "drop_replica", (h1,))).outcome == "done"
+        ours.release(h1, "d1")
+        over = threading.Event()
+        while job[0].now is None or job[0].now.out:
+            over.wait(0.005)
+    assert "h1" in [member.node for member in job[0].now.members]
+
+
+def test_a_job_that_has_announced_nothing_or_says_nothing_is_not_pressed(
+    tmp_path: Path, beside: FakeController
+) -> None:
+    ours = controller(tmp_path, beside, timeout_s=0.05)
+    assert ours.shrink(WITHOUT_H1).outcome == "refused"
+    job = replicas(tmp_path)
+    assert (
+        ours.shrink(Shrink("d1", "train", "recycle", ("h1",))).what == "train has not announced that it can recycle"
+    )
+    silent = ours.shrink(WITHOUT_H1)
+    assert (silent.outcome, silent.what) == ("failed", "train has not answered within 0.05 s")
+    with at_work(job):  # the order is still there, and it is the same one
+        assert controller(tmp_path, beside).shrink(WITHOUT_H1).is_good
+
+
+def test_an_order_for_a_generation_that_is_over_is_given_anew(tmp_path: Path, beside: FakeController) -> None:
+    job = replicas(tmp_path)
+    stale = Order(mark="d1", act="drop_replica", nodes=("h1",), generation=0)
+    with at_work(job):
+        job[0].folder.write_first("orders/d1.drop_replica.0.json", stale)
+        assert controller(tmp_path, beside).shrink(WITHOUT_H1).outcome == "done"
+
+
+def test_a_dry_run_says_what_would_be_ordered(tmp_path: Path, beside: FakeController) -> None:
+    replicas(tmp_path)
+    report = controller(tmp_path, beside, dry_run=True).shrink(WITHOUT_H1)
+    assert (report.outcome, report.what) == ("would", "would tell train to go on without h1")
+    assert not list(JobFolder(tmp_path / "jobs" / "train").orders())
+
+
+def test_names_that_lead_elsewhere_are_refused_and_a_folder_that_fails_is_the_controller_down(
+    tmp_path: Path, beside: FakeController
+) -> None:
+    ours = controller(tmp_path, beside)
+    with pytest.raises(BadInput, match="no name of a job"):
+        ours.job("../secrets")
+    (tmp_path / "jobs" / "train" / "job.json").mkdir(parents=True)
+    with pytest.raises(ControllerDown, match="the folder of the job cannot be used"):
+        ours.shrink(WITHOUT_H1)
+
+
+def test_settings_name_the_controller_beside_it_with_its_options(tmp_path: Path) -> None:
+    options = {"folder": "/shared/{job}", "controller": "nvrx", "controller_options": {"directory": "/shared/out"}}
+    assert make_controller("in_job", options).name == "nvrx"
+    with pytest.raises(BadInput, match="there is no controller 'elsewhere'"):
+        make_controller("in_job", options | {"controller": "elsewhere"})
+    with pytest.raises(BadInput, match="unknown fields"):
+        make_controller("in_job", options | {"folder": "/shared/{node}"})
+
+
+def test_a_dead_host_is_decided_on_ordered_out_and_what_that_brought_is_measured(
+    tmp_path: Path, beside: FakeController, control: ControlDatabase, lease: Lease
+) -> None:
+    job, ours = replicas(tmp_path), controller(tmp_path, beside)
+    save_incidents(control, [incident(crash(component="host:h1", last_seen_ns=seconds(10)))], None)
+    around = cluster(spares=(), hosts=frozenset(NODES), block_of={})
+    reader = FactReader(None, ours, None, None, around, {})
+    options = PlannerOptions(policy=Policy(modes={"drop_replica": "execute"}))
+    planner = PlannerService(control, reader, options, Executor(control, ours))
+    with at_work(job):
+        planner.run_once(lease, seconds(10))
+        planner.run_once(lease, seconds(11))
+        planner.run_once(lease, seconds(12))
+    (made,) = list_decisions(control)
+    assert (made.action, [part.node for part in made.isolate]) == ("drop_replica", ["h1"])
+    assert made.cost.downtime_s == 15.0
+    (run,) = list_executions(control)
+    assert [(step.act, step.state) for step in run.steps] == [
+        ("isolate", "done"),
+        ("drop_replica", "done"),
+        ("watch", "begun"),
+    ]
+    assert beside.world.acts == ["isolate h1"]
+    job[0].folder.write("effects/2.json", Effect(generation=2, step=7, standstill_s=1.5, speed_after=0.66))
+    planner.run_once(lease, seconds(20))
+    (run,) = list_executions(control)
+    assert run.state == "done"
+    assert run.steps[-1].message == "train goes on with step 7: 1.5 s without progress, and 66% of the speed before"
+
+
+@pytest.mark.parametrize(
+    ("measured", "waited_s", "says"),
+    [
+        (None, 599.0, None),
+        (None, 601.0, "train has settled no step in 601 s"),
+        (Effect(generation=2, step=7, standstill_s=1.5), 59.0, None),
+        (Effect(generation=2, step=7, standstill_s=1.5), 61.0, "train goes on with step 7: 1.5 s without progress"),
+    ],
+)
+def test_the_speed_is_waited_for_a_while_and_progress_for_longer(
+    measured: Effect | None, waited_s: float, says: str | None
+) -> None:
+    report = check_effect("train", measured, waited_s)
+    assert (report.what if report else None) == says
