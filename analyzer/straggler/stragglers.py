@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from scipy.special import pdtrc
 
 from analyzer.straggler.culprits import Culprit, GroupingOptions, are_too_many, group_stragglers, make_finding
 from analyzer.straggler.excess import Excess, measure_excess, spread_of, without_worst
@@ -55,6 +56,7 @@ class StragglerOptions:
     apart_ratio: float = 2.0  # over the next one, in sums of seconds
     waited_share: float = 0.5  # of its delay; what others need not wait for is slack, not a cost
     rare_events: int = 3  # slow steps of one GPU: two can be chance
+    rare_chance: float = 1e-3  # likewise for any of them, at the rate at which all others have slow steps
     rare_lookback_ns: int = 90 * NS_PER_S  # a GPU slow in one of fifteen steps comes again three times in that
     paces: int = 3  # evaluations that share nothing with this one, for what a rank usually does in a second
     slower_pace: float = (
@@ -233,8 +235,14 @@ def _are_of_one_pipeline(processes: np.ndarray, sums: Operations, context: Conte
 def _confirm(
     excess: Excess, stragglers: np.ndarray, memory: StragglerMemory, context: Context, options: StragglerOptions
 ) -> np.ndarray:
-    """Return those who were late for longer than one evaluation, where ranks differ much by themselves."""
-    if spread_of(excess.lasting) <= options.noisy_spread or len(excess.lasting) < options.few:
+    """Return those who were late for longer than one evaluation, where ranks differ much by themselves.
+
+    They do as well where most are alike and one that is not late all the time loses more than who is.
+    """
+    others = np.delete(excess.lasting, stragglers)
+    least = float(excess.lasting[stragglers].min(initial=np.inf))
+    is_noisy = spread_of(excess.lasting) > options.noisy_spread or float(others.max(initial=0.0)) > least
+    if not is_noisy or len(excess.lasting) < options.few:
         return stragglers
     since = np.array([memory.straggling_since[int(excess.processes[row])].found_ns for row in stragglers], np.int64)
     confirmed: np.ndarray = stragglers[since <= context.window.start_ns]
@@ -312,16 +320,28 @@ def _find_rare(memory: StragglerMemory, context: Context, options: StragglerOpti
     for step in memory.slow_steps:
         by_process.setdefault(step.process, []).append(step)
     looked_ns = max(min(context.window.end_ns - (memory.begun_ns or 0), options.rare_lookback_ns), 1)
+    ranks = len(context.roster)
     return [
         Culprit(
             kind="gpu",
             processes=(process,),
             share=sum(step.lost_ns for step in steps) / looked_ns,
             sigmas=options.sigmas,
-            peers=len(context.roster) - 1,
+            peers=ranks - 1,
             slow_steps=len(steps),
             since_ns=min(step.at_ns for step in steps),
         )
         for process, steps in by_process.items()
         if len(steps) >= options.rare_events
+        and ranks * _chance_of(len(steps), (len(memory.slow_steps) - len(steps)) / max(ranks - 1, 1))
+        < options.rare_chance
     ]
+
+
+def _chance_of(events: int, expected: float) -> float:
+    """Return how likely so many events or more are, where so many are expected (Poisson).
+
+    >>> [round(_chance_of(3, expected), 3) for expected in (0.0, 1.0)]
+    [0.0, 0.08]
+    """
+    return float(pdtrc(events - 1, expected))

@@ -169,6 +169,22 @@ def test_a_gpu_that_is_slow_now_and_then_is_named_when_it_comes_again(ranks: int
     assert said == [[], [], [component], [component]]
 
 
+def test_a_gpu_that_is_slow_now_and_then_is_not_named_where_others_are_too() -> None:
+    memory = StragglerMemory()
+    for number, other in enumerate((3, 5, 7, 9)):
+        slow, odd = once(SLOW, 600.0), once(other, 620.0)
+        job = Job(
+            16,
+            world(16),
+            gpu=lambda step, act, rank, slow=slow, odd=odd: slow(step, act, rank) + odd(step - 2, act, rank),  # type: ignore[misc]  # mypy cannot infer lambdas with defaults
+            begin_ns=number * 10_000 * MS,
+        )
+        where = context(job.roster(), number * 10_000 * MS)
+        findings, memory = find_stragglers(StragglerFacts(job.play()), memory, where, StragglerOptions())
+        assert findings == []
+    assert len(memory.slow_steps) == 8
+
+
 def test_of_few_two_gpus_that_are_slow_now_and_then_are_no_fault() -> None:
     memory = StragglerMemory()
     for number in range(6):
@@ -241,6 +257,20 @@ def test_where_work_differs_much_a_late_rank_is_named_in_a_second_look_of_its_ow
         findings, memory = find_stragglers(StragglerFacts(job.play()), memory, where, StragglerOptions())
         said.append([finding.component for finding in findings])
     assert said == [[], [], ["gpu:h1/4"], ["gpu:h1/4"]]
+
+
+def test_where_one_loses_more_now_and_then_a_late_rank_is_named_in_a_second_look_of_its_own() -> None:
+    memory, said = StragglerMemory(), []
+
+    def gpu(step: int, act: int, rank: int) -> float:
+        return (60.0 * (rank == SLOW) + 600.0 * (rank == 3 and step < 2)) * (act == 0)
+
+    for begin_ns in (0, 10_000 * MS):
+        job = Job(16, world(16), gpu=gpu, begin_ns=begin_ns)
+        where = context(job.roster(), begin_ns, period_ns=160 * MS)
+        findings, memory = find_stragglers(StragglerFacts(job.play()), memory, where, StragglerOptions())
+        said.append([finding.component for finding in findings])
+    assert said == [[], ["gpu:h1/4"]]
 
 
 def seconds(lead_ns: float) -> StragglerFacts:
