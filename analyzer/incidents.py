@@ -150,6 +150,8 @@ def track(
     fresh = [finding for finding in fresh if not finding.is_stale]
     if _is_settling(state.sightings, matched, context):
         fresh = [finding for finding in fresh if _KIN[finding.fault_class] in ("hang", "telemetry")]
+    if _is_renamed(state.sightings, matched):
+        fresh = [replace(each, is_certain=each.is_certain and each.fault_class == "crash") for each in fresh]
     seen = [
         _see_again(known, found, options) if found else (known if is_blind else _miss(known, context))
         for known, found in zip(state.sightings, matched, strict=True)
@@ -217,6 +219,15 @@ def _is_settling(sightings: Sequence[Sighting], matched: Sequence[list[Finding]]
         and (not found or _KIN[seen.best[0]] == "hang")
         for seen, found in zip(sightings, matched, strict=True)
     )
+
+
+def _is_renamed(sightings: Sequence[Sighting], matched: Sequence[list[Finding]]) -> bool:
+    """Return whether a standstill that was told was not found: what is, may be another name for it, until it lasts.
+
+    Not what an error or the kernel says of another part.
+    """
+    pairs = zip(sightings, matched, strict=True)
+    return any(seen.is_open and not found and _KIN[seen.best[0]] == "hang" for seen, found in pairs)
 
 
 def _likeness(one: Finding, other: Finding) -> int:

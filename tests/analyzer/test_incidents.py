@@ -108,6 +108,19 @@ def test_slow_part_first_seen_while_the_window_reaches_back_into_a_fault_that_is
     assert OTHER in {one.verdict.component for one in told[-1]}, "both are there at once"
 
 
+def test_standstill_that_was_told_gets_another_name_only_if_that_lasts() -> None:
+    hung = found("gpu:h5/0", "noncomm_hang", is_certain=True)
+    other = found("host:h7", "noncomm_hang", is_certain=True)
+    _, told = play([[hung], [other], [hung]])
+    assert [incident.verdict.component for changed in told for incident in changed] == ["gpu:h5/0"] * 2
+    _, told = play([[hung], [other], [other]])
+    assert [incident.verdict.component for incident in told[2]] == ["host:h7"]
+    _, told = play([[hung], [hung, other]])
+    assert [incident.verdict.component for incident in told[1]] == ["gpu:h5/0", "host:h7"], "both at once are two"
+    _, told = play([[hung], [found("rank:3", "crash", is_certain=True)]])
+    assert [incident.verdict.component for incident in told[1]] == ["rank:3"]
+
+
 def test_two_faults_have_their_own_incidents_also_in_one_host() -> None:
     state, told = play([[NIC], [NIC, OTHER], [OTHER], *([[OTHER]] * CLEAR)])
     assert [incident.verdict.component for incident in told[1]] == [NIC]
