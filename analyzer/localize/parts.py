@@ -33,7 +33,7 @@ class Part:
     kind: Kind
     component: str
     side: Side | None = None
-    gpu: int | None = None  # of a host of which the NIC is not known: what this GPU sends or receives
+    gpu: int | None = None  # what this GPU sends or receives, and who shares its port: nobody knows which that is
 
     @property
     def ends(self) -> tuple[str, ...]:
@@ -87,6 +87,7 @@ def list_suspects(matrix: DelayMatrix, topology: TopologyIndex | None) -> Suspec
     suspected = {part for pair in slow for group in _groups_of(pair, paths) for part, _ in _parts_of(group)}
     through: Through = {part: {} for part in sorted(suspected, key=_order)}
     _list_by_ends(through, matrix.pairs, {end.host for pair in slow for end in (pair.src, pair.dst)})
+    through |= _split_ports(through, matrix.pairs)
     if paths:
         _list_by_paths(through, matrix.pairs, paths)
     return _flatten(_without_single_nic_hosts(_join_directions(through), matrix.pairs))
@@ -100,6 +101,27 @@ def _list_by_ends(through: Through, pairs: tuple[Pair, ...], hosts: set[str]) ->
                 for part, share in _parts_of(group):
                     if part in through:
                         through[part][number] = share
+
+
+def _split_ports(through: Through, pairs: tuple[Pair, ...]) -> Through:
+    """Return what may be one port of a NIC that is known as several: the GPUs nearest to it use that, others not.
+
+    Two GPUs of a host that are slow alike share a port sooner than that the PCIe of both is at fault.
+    """
+    split: Through = {}
+    for part, numbers in through.items():
+        ports = part.component.count(",") + 1
+        if part.kind != "nic" or ports == 1:
+            continue
+        gpu_of = {number: pairs[number].src_gpu if part.side == "tx" else pairs[number].dst_gpu for number in numbers}
+        gpus = sorted({gpu for gpu in gpu_of.values() if gpu is not None})
+        size = len(gpus) // ports
+        for first in range(0, len(gpus), size) if size > 1 and len(gpus) % ports == 0 else ():
+            near = gpus[first : first + size]
+            split[replace(part, gpu=near[0])] = {
+                number: share for number, share in numbers.items() if gpu_of[number] in near
+            }
+    return split
 
 
 def _list_by_paths(through: Through, pairs: tuple[Pair, ...], paths: Paths) -> None:

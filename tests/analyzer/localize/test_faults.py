@@ -92,6 +92,18 @@ def crosses(link: str, position: int | None = None, factor: float = 4.0) -> Slow
     return times(factor, is_slow)
 
 
+FUSED = pairs((f"{host_of(src)}/eth0,eth1", f"{host_of(dst)}/eth0,eth1") for src, dst in mesh())
+OF_FOUR_GPUS = [Pair(pair.src, pair.dst, gpu, gpu) for pair in FUSED for gpu in range(4)]
+
+
+def at_gpus(host: str, *gpus: int) -> Slowness:
+    return times(4.0, lambda pair: any((host, gpu) in _gpus_of(pair) for gpu in gpus))
+
+
+def _gpus_of(pair: Pair) -> set[tuple[str, int | None]]:
+    return {(pair.src.host, pair.src_gpu), (pair.dst.host, pair.dst_gpu)}
+
+
 NAMED: dict[str, tuple[list[Pair], Slowness, TopologyIndex | None, tuple[str, str | None], tuple[str, ...], bool]] = {
     "NIC of a ring": (RING, at("h3/eth0"), None, ("nic:h3/eth0", None), (), True),
     "NIC of a mesh": (MESH, at("h3/eth0"), None, ("nic:h3/eth0", None), (), True),
@@ -110,12 +122,16 @@ NAMED: dict[str, tuple[list[Pair], Slowness, TopologyIndex | None, tuple[str, st
     "link": (ROUTED, crosses("leaf1--spine1", factor=9.0), fabric(), ("link:leaf1--spine1", None), (), False),
     "spine": (ROUTED, crosses("spine0", factor=3.0), fabric(), ("switch:spine0", None), (), False),
     "PCIe of a GPU whose NIC serves another well": (
-        OF_TWO_GPUS,
-        times(4.0, lambda pair: ("h2", 1) in ((pair.src.host, pair.src_gpu), (pair.dst.host, pair.dst_gpu))),
-        fabric(),
-        ("pcie:h2/1", None),
-        (),
-        True,
+        *(OF_TWO_GPUS, at_gpus("h2", 1), fabric()),
+        *(("pcie:h2/1", None), (), True),
+    ),
+    "one of two ports that nobody tells apart": (
+        *(OF_FOUR_GPUS, at_gpus("h2", 2, 3), None),
+        *(("nic:h2/eth0,eth1", None), (), True),
+    ),
+    "PCIe of a GPU whose port serves another well": (
+        *(OF_FOUR_GPUS, at_gpus("h2", 2), None),
+        *(("pcie:h2/2", None), (), True),
     ),
 }
 
