@@ -5,7 +5,7 @@ LockstepError
 │   ├── BadSettings          the settings, all complaints at once
 │   ├── BadTopology          a topology that contradicts itself
 │   ├── BadFlows             flows that cannot be planned on a topology
-│   ├── BadScenario             a fault scenario that cannot be told
+│   ├── BadScenario          a fault scenario that cannot be told
 │   ├── BadRows              rows that do not fit their table; names column and row
 │   ├── BadCapture           a case file; names file, column and row
 │   ├── BadRing              a ring file, or its directory, that cannot be trusted or read; names it
@@ -28,6 +28,7 @@ LockstepError
 │   └── HalfDone             it fell silent in the middle of a restart: the job may be stopped
 ├── DestinationAway          where an agent sends its batches cannot be reached now; they wait
 ├── ReceiverAway             a receiver of alerts does not answer, or not properly; its message waits
+├── GroupBroken              the replicas of a job have to meet anew: a connection closed, or one was given up
 ├── SealBroken               what was sealed cannot be opened, or nothing can be sealed: a key is missing
 └── LeaseLost                another process has taken over; stop acting
 """
@@ -195,6 +196,10 @@ class ReceiverAway(LockstepError):
 
 class SealBroken(LockstepError):
     """What was sealed does not open, or nothing can be sealed: its key is missing, or it was changed."""
+
+
+class GroupBroken(LockstepError):
+    """The group of replicas can no longer be used: a connection has closed, or there is a newer generation."""
 
 
 class LeaseLost(LockstepError):

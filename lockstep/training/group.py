@@ -14,15 +14,11 @@ from pathlib import Path
 
 from torch import Tensor, distributed
 
-from lockstep.errors import LockstepError
+from lockstep.errors import GroupBroken
 
 _POLL_S = 0.05  # between two readings at what else has happened, while a collective is waited for
 _MEET_S = 10.0  # all members were heard of a moment ago, and only have to connect
 _NEVER = timedelta(days=7)  # who is lost is not for gloo to say
-
-
-class GroupBroken(LockstepError):
-    """The group can no longer be used: a connection has closed, or there is a newer generation."""
 
 
 class Group:

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.clock import Clock, SystemClock
-from lockstep.errors import BadInput, LockstepError
+from lockstep.errors import BadInput, GroupBroken, LockstepError
 from lockstep.in_job import Generation, Over
 from lockstep.training.agreement import Agreement, Report, agree, share_micro_batches
 from lockstep.training.gradients import Gradients
-from lockstep.training.group import Group, GroupBroken
+from lockstep.training.group import Group
 from lockstep.training.meeting import STEPS_OF_A_HANG, Meeting, TrainingOptions
 from lockstep.training.pace import Pace
 from lockstep.training.state import Snapshot, Snapshots, adopt_state, check_model, pack, take_state, unpack
