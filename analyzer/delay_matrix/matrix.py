@@ -71,9 +71,6 @@ MOST_EVALUATIONS = 60
 # In one evaluation what is usual moves by so many times what it used to differ by, which is at least so much: one in
 # which a fault begins must not teach that the pair is slow by nature.
 _MOST_SWINGS, _LEAST_SWING = 3.0, 0.02
-# Of a pair that is known from fewer evaluations, how much it swings is known from all others as well: in three,
-# which overlap, the beginning of a fault is a third of what was seen.
-_YOUNG = 10
 # A row that was not seen for this many evaluations is forgotten: its communicator is gone, or its size of operation.
 FORGOTTEN_AFTER = 300
 
@@ -129,11 +126,8 @@ class PairMemory:
         if not len(self.keys):
             return Past(np.full(len(keys), np.nan), np.zeros(len(keys)))
         index = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        seen = self.evaluations[index]
-        known = (self.keys[index] == keys) & (seen >= MIN_EVALUATIONS)
-        usual = float(np.median(self.swing[index[known]])) if known.any() else 0.0
-        swing = (self.swing[index] * seen + usual * _YOUNG) / (seen + _YOUNG)
-        return Past(np.where(known, self.log_delay[index], np.nan), np.where(known, swing, 0.0))
+        known = (self.keys[index] == keys) & (self.evaluations[index] >= MIN_EVALUATIONS)
+        return Past(np.where(known, self.log_delay[index], np.nan), np.where(known, self.swing[index], 0.0))
 
     def learn(self, keys: np.ndarray, log_delay: np.ndarray) -> "PairMemory":
         """Return the memory after one more look at these rows; of rows with one key, the last counts."""

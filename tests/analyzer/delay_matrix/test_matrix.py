@@ -56,20 +56,6 @@ def test_one_evaluation_in_which_a_fault_begins_does_not_become_usual(looks: int
     assert swing(memory) <= 0.031
 
 
-def test_fault_that_begins_in_a_young_past_is_not_how_much_a_pair_swings() -> None:
-    """Three evaluations overlap, so that a fault which begins in the second is in two of them."""
-    keys, others = np.arange(9, dtype=np.uint64), [1.0] * 8
-
-    def swing_after(values: list[float]) -> float:
-        memory = PairMemory()
-        for value in values:
-            memory = memory.learn(keys, np.array([value, *others]))
-        return float(memory.recall(keys).swing[0])
-
-    assert swing_after([1.0, 1.17, 1.4]) < 0.03
-    assert swing_after([1.0, 1.3] * 40) > 0.1
-
-
 FABRIC = TopologyIndex(leaf_spine(hosts=4, nics_per_host=1, leaves=2, spines=2))
 
 
