@@ -1,7 +1,7 @@
 """The head node's claim: how many hosts one gateway and one store carry, and what an outage of the store costs.
 
-Every agent is true to the protocol: own token, host, boot and numbers, one connection, one batch a second at its own
-moment, the next only after a receipt. Gateway (`lockstep serve api`) and ClickHouse are real processes on this
+Every agent is true to the protocol: own token, host, boot and numbers, one connection, a batch at the moments at
+which a collector of its name reads, the next only after a receipt. Gateway (`lockstep serve api`) and ClickHouse are real processes on this
 machine; so are the agents, whose CPU time is reported and not counted. Fleets grow step by step until one is not
 sustained (benchmarks/fleet_run.py says what that means); the outage is played at the floor or below it.
 """
@@ -47,7 +47,7 @@ class Options:
     """How large and how long."""
 
     ladder: tuple[int, ...] = (64, 128, 256, FLOOR_AGENTS, GOAL_AGENTS)
-    warm_up_s: int = 5
+    warm_up_s: int = 6
     measured_s: int = 20
     outage: Outage = MINUTE_AWAY
     outage_agents: int = FLOOR_AGENTS
@@ -59,7 +59,7 @@ class Options:
 
 QUICK = Options(
     ladder=(32,),
-    warm_up_s=1,
+    warm_up_s=2,
     measured_s=4,
     outage=Outage(before_s=2, away_s=2, after_s=2),
     outage_agents=16,

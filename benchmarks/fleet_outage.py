@@ -12,7 +12,7 @@ from benchmarks.figures import Note
 from benchmarks.fleet_head import Head, host_name, plan_host, wait_until
 from benchmarks.fleet_rows import HostRows
 from benchmarks.fleet_run import Quantiles, RunOutcome, RunPlan, quantiles, run_fleet
-from benchmarks.fleet_sender import Sent
+from benchmarks.fleet_sender import BATCH_SECONDS, Sent
 from lockstep.clock import NS_PER_S, SystemClock
 from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import Store, open_store
@@ -83,7 +83,7 @@ class _Strike:
             self._note(f"  drained after {self.drain_s:.1f} s")
 
     def _largest_backlog(self, seconds: float) -> int:
-        """Look on and return the most that waited: the backlog is a sawtooth, a segment a second."""
+        """Look on and return the most that waited: the backlog is a sawtooth, a tooth for each reading of the collectors."""
         end, largest = time.monotonic() + seconds, 0
         while time.monotonic() < end:
             largest = max(largest, self._head.backlog_bytes)
@@ -175,7 +175,7 @@ class Ledger:
 
 
 def rows_per_batch(host: int) -> dict[str, int]:
-    return {table: rows.num_rows for table, rows in HostRows(plan_host(host)).tables(0, 1).items()}
+    return {table: rows.num_rows for table, rows in HostRows(plan_host(host)).tables(0, BATCH_SECONDS).items()}
 
 
 def count_rows(store: Store, tables: Iterable[str]) -> dict[str, dict[str, int]]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.figures import Note
 from benchmarks.fleet_head import Head, Sample, Watch
-from benchmarks.fleet_sender import Order, Sent, read_outcome
+from benchmarks.fleet_sender import BATCH_SECONDS, Order, Sent, read_outcome
 from lockstep.clock import NS_PER_S
 from lockstep.errors import LockstepError
 
@@ -153,7 +153,7 @@ def _await_ready(senders: list[_Sender], agents: int, note: Note) -> None:
                 note(f"  encoded the batches of {sum(one.encoded for one in senders):,} of {agents:,} agents")
 
 
-MAX_ACK_S = 1.0  # an agent sends once a second and one batch at a time: a slower receipt makes it fall behind
+MAX_ACK_S = float(BATCH_SECONDS)  # an agent sends one batch at a time: a slower receipt makes it fall behind
 MAX_LATE_S = 1.0
 MAX_GROWTH = 0.05  # of what comes in: what a run of seconds cannot tell from the sawtooth of a segment a second
 
@@ -242,9 +242,10 @@ def quantiles(values: Sequence[float]) -> Quantiles:
 
 
 def delays_s(outcome: RunOutcome, counted: Sequence[Sent]) -> list[float]:
-    """Return how long each batch of a marked host took from its first sending until a query found its rows."""
+    """Return how long each batch of a marked host took from its first sending until a query found its last second."""
     marked = {host for host, _ in outcome.sighted}
-    found = ((one, outcome.sighted.get((one.host, outcome.plan.first_second + one.number - 1))) for one in counted)
+    before = outcome.plan.first_second - 1
+    found = ((one, outcome.sighted.get((one.host, before + one.number * BATCH_SECONDS))) for one in counted)
     return [(at - one.sent_ns) / NS_PER_S if at else np.inf for one, at in found if one.host in marked]
 
 

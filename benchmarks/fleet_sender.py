@@ -1,4 +1,4 @@
-"""A process that plays many agents: own token and connection each, one batch a second, in order, until taken.
+"""A process that plays many agents: own token and connection each, a batch as often as a collector sends one, until taken.
 
 Bodies are encoded before the start, so that sending costs little beside the gateway it shares a machine with. The
 parent speaks in lines of JSON: an order on standard input, then the word to start; on standard output come progress,
@@ -17,8 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.fleet_head import plan_host
+from benchmarks.fleet_head import host_name, plan_host
 from benchmarks.fleet_rows import HostRows
+from collector.agent import offset_of
+from collector.nccl.budget import PERIOD_S
 from lockstep.batches import (
     AGENT_HEADER,
     BOOT_HEADER,
@@ -35,7 +37,7 @@ from lockstep.records import RECORDS_VERSION
 
 _TIMEOUT_S = 10.0  # as the collector's own way to the gateway
 _RETRY_S = 1.0
-_GOLDEN = 0.6180339887498949  # multiples of it fill the second evenly, however many agents there are
+BATCH_SECONDS = round(PERIOD_S)  # whose rows a batch holds
 
 
 @dataclass(frozen=True)
@@ -74,17 +76,12 @@ class Sent:
 
 
 def encode_bodies(host: int, first_second: int, seconds: int) -> Iterator[Body]:
-    """Yield one body for each second."""
+    """Yield one body for each reading of a collector."""
     tables = HostRows(plan_host(host)).tables(first_second, seconds)
-    each = {name: rows.num_rows // seconds for name, rows in tables.items()}
-    for second in range(seconds):
-        batch = {name: rows.slice(second * each[name], each[name]) for name, rows in tables.items()}
+    each = {name: rows.num_rows // seconds * BATCH_SECONDS for name, rows in tables.items()}
+    for number in range(seconds // BATCH_SECONDS):
+        batch = {name: rows.slice(number * each[name], each[name]) for name, rows in tables.items()}
         yield Body(encode_batch(batch), sum(each.values()))
-
-
-def phase_of(host: int) -> float:
-    """Return the part of the second at which an agent sends."""
-    return host * _GOLDEN % 1.0
 
 
 def batch_head(port: int, token: str, agent: str, boot: str, number: int, content: bytes) -> bytes:
@@ -131,7 +128,7 @@ class FleetAgent:
         end_ns = start_ns + int((self._order.seconds + self._order.grace_s) * NS_PER_S)
         while self._waiting:
             number, body = self._waiting[0]
-            due_ns = start_ns + int((number - 1 + phase_of(self._host)) * NS_PER_S)
+            due_ns = start_ns + int((number * BATCH_SECONDS + offset_of(host_name(self._host))) * NS_PER_S)
             await asyncio.sleep(max(0.0, (due_ns - time.monotonic_ns()) / NS_PER_S))
             self.sent.append(await self._deliver(number, body, due_ns, end_ns))
             self._waiting.popleft()

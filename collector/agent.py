@@ -252,6 +252,11 @@ _BATCH_PERIOD_S = 2.5
 _LAST_READ_S = 5.0  # how long the end waits for a source that hangs; it may hang in the kernel for ever
 
 
+def offset_of(host: str) -> float:
+    """Return how many seconds after whole periods of the clock a host reads."""
+    return _EARLIEST_S + _SPREAD_S * zlib.crc32(host.encode()) / 2**32
+
+
 class CollectorAgent:
     """Reads the sources of one host and ships what they give; `start` and `close` frame its life."""
 
@@ -272,9 +277,9 @@ class CollectorAgent:
         self._unsound_rows = 0  # that said what cannot be: a broken ring file, or a forged one
         self._gathering = Gathering(checkpoints, clock)
         self.shipper = Shipper(host, queue, destination, clock)
-        offset_s = _EARLIEST_S + _SPREAD_S * zlib.crc32(host.encode()) / 2**32
         self.followers = [
-            Follower(source, self._gathering, lambda: self.shipper.requests, clock, offset_s) for source in sources
+            Follower(source, self._gathering, lambda: self.shipper.requests, clock, offset_of(host))
+            for source in sources
         ]
         for follower in self.followers:
             if follower.source.name in checkpoints:

@@ -30,7 +30,7 @@ NUMBER_HEADER, VERSION_HEADER = "Lockstep-Number", "Lockstep-Version"
 
 _TABLE_KEY = b"table"
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # without it a stream that was cut between messages looks whole
-_PIECE = 1 << 17  # most batches unpack into one
+_PIECE = 1 << 20  # most batches unpack into one
 _KNOWN_SHAPES = 256  # some ten tables of the few releases that run at the same time
 _LARGEST_KNOWN_SHAPE = 16 << 10  # bytes; ours have 1,400 at most. A larger one is read each time: memory is bounded
 

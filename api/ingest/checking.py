@@ -21,9 +21,9 @@ from lockstep.batches import Pieces, Shape, check_rows, join, read_batch
 from lockstep.errors import BadBatch, GatewayFull
 from lockstep.tables import TABLE_BY_NAME
 
-_GROUP = 64  # batches looked at together at most
+_GROUP = 128  # batches looked at together at most
 _GATHER_S, _POLLS = 0.05, 5  # how long, and how often while more come: agents send every two seconds and do not mind
-_GROUP_BYTES = 4 << 20  # as they came; unpacked they may take sixteen times that
+_GROUP_BYTES = 8 << 20  # as they came; unpacked they may take sixteen times that
 
 Rows = Mapping[Shape, pa.Table]  # checked, each in its table's exact schema
 
@@ -124,7 +124,7 @@ class BatchChecker:
         """Wait while more come, a quarter of a second at most: a group of 30 costs a third of three groups of ten."""
         for _ in range(_POLLS):
             waiting = self._queue.qsize()
-            if self._closing.wait(_GATHER_S) or not waiting < self._queue.qsize() < _GROUP:
+            if waiting >= _GROUP or self._closing.wait(_GATHER_S) or not waiting < self._queue.qsize() < _GROUP:
                 return
 
 

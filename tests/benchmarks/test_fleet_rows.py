@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.fleet_head import GPUS_PER_HOST, Group, plan_host
 from benchmarks.fleet_rows import HostRows
-from benchmarks.fleet_sender import encode_bodies
+from benchmarks.fleet_sender import BATCH_SECONDS, encode_bodies
 from lockstep.arrow import conform, find_duplicate
 from lockstep.batches import decode_batch
 from lockstep.clock import NS_PER_S
@@ -29,20 +29,23 @@ def test_rows_fit_their_tables_and_repeat_no_key(host: int) -> None:
         assert pc.unique(rows["host"]).to_pylist() == [plan_host(host).name]
 
 
-def test_a_second_stays_within_the_budget_of_a_host_and_experts_send_several_times_the_rows() -> None:
-    bodies = {host: list(encode_bodies(host, SECOND, 2)) for host in HOSTS}
+def test_a_batch_stays_within_the_budget_of_a_host_and_experts_send_several_times_the_rows() -> None:
+    bodies = {host: list(encode_bodies(host, SECOND, 2 * BATCH_SECONDS)) for host in HOSTS}
     for body in (body for some in bodies.values() for body in some):
-        assert 300 < body.rows <= 2_000
-        assert len(body.content) <= 100_000
+        assert 300 < body.rows / BATCH_SECONDS <= 2_000
+        assert len(body.content) / BATCH_SECONDS <= 100_000
     assert bodies[EXPERT][0].rows > 3 * bodies[DENSE][0].rows
 
 
-def test_each_body_holds_one_second_and_as_many_rows_as_it_says() -> None:
-    for number, body in enumerate(encode_bodies(DENSE, SECOND, 3)):
+def test_each_body_holds_the_seconds_between_two_readings_and_as_many_rows_as_it_says() -> None:
+    bodies = list(encode_bodies(DENSE, SECOND, 3 * BATCH_SECONDS))
+    assert len(bodies) == 3
+    for number, body in enumerate(bodies):
         tables = decode_batch(body.content, 1 << 30, 10_000)
+        times = [(SECOND + number * BATCH_SECONDS + second) * NS_PER_S for second in range(BATCH_SECONDS)]
         assert sum(rows.num_rows for rows in tables.values()) == body.rows
-        assert pc.unique(tables["transfer_stats"]["ts_ns"]).to_pylist() == [(SECOND + number) * NS_PER_S]
-        assert tables["agents"]["ts_ns"].to_pylist() == [(SECOND + number) * NS_PER_S]
+        assert pc.unique(tables["transfer_stats"]["ts_ns"]).to_pylist() == times
+        assert tables["agents"]["ts_ns"].to_pylist() == times
 
 
 def test_the_same_seconds_give_the_same_rows_and_others_give_others() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.fleet_head import Sample
 from benchmarks.fleet_run import Quantiles, RunOutcome, RunPlan, judge
-from benchmarks.fleet_sender import Sent
+from benchmarks.fleet_sender import BATCH_SECONDS, Sent
 from lockstep.clock import NS_PER_S
 
 START_NS = 50 * NS_PER_S
@@ -46,7 +46,7 @@ def test_a_steady_load_is_sustained_and_its_rate_is_that_of_the_receipts() -> No
 @pytest.mark.parametrize(
     ("odd_one", "reason"),
     [
-        (_sent(number=10, ack_s=1.5), "receipts took 1.5 s (p99)"),
+        (_sent(number=10, ack_s=2.5), "receipts took 2.5 s (p99)"),
         (_sent(number=10, late_s=2.5), "agents sent 2.5 s late (p99)"),
         (_sent(number=10, ack_s=math.inf), "1 batches were never taken"),
         (_sent(number=10, tries=2), "1 batches were sent more than once"),
@@ -83,9 +83,10 @@ def test_cores_are_cpu_seconds_by_seconds_and_the_rest_of_the_machine_is_the_nei
 
 def test_a_delay_ends_with_the_first_query_that_finds_the_rows_and_without_one_it_has_no_end() -> None:
     sent = [_sent(number=1), _sent(number=2, late_s=0.5), _sent(host=7, number=1)]
-    found = {(0, 1_000): sent[0].sent_ns + NS_PER_S, (0, 1_001): sent[1].sent_ns + 2 * NS_PER_S}
+    last = {number: 999 + number * BATCH_SECONDS for number in (1, 2)}  # second of a batch
+    found = {(0, last[1]): sent[0].sent_ns + NS_PER_S, (0, last[2]): sent[1].sent_ns + 2 * NS_PER_S}
     outcome = replace(_outcome(sent), sighted=found)
     assert judge(outcome).delay == Quantiles(2.0, 2.0)  # host 7 was not looked for
     sent = [_sent(number=1), _sent(number=2)]
-    outcome = replace(_outcome(sent), sighted={(0, 1_000): sent[0].sent_ns + NS_PER_S})
+    outcome = replace(_outcome(sent), sighted={(0, last[1]): sent[0].sent_ns + NS_PER_S})
     assert judge(outcome).delay.p99_s == math.inf

@@ -3,13 +3,12 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from benchmarks import fleet_sender
-from benchmarks.fleet_sender import Body, FleetAgent, Order, Sent, phase_of, read_outcome, write_outcome
+from benchmarks.fleet_sender import Body, FleetAgent, Order, Sent, read_outcome, write_outcome
 from lockstep.clock import NS_PER_S
 
 Answer = Callable[[int, int], str | None]  # number and how often it came -> status line and receipt; None: hang up
@@ -100,14 +99,6 @@ def test_a_batch_that_was_refused_lost_or_not_receipted_comes_again_before_the_n
 def test_when_the_grace_is_over_what_has_no_receipt_stays_without() -> None:
     _, sent = _play(lambda *_: "503 Full|{}", bodies=2, grace_s=50.0)
     assert [one.acked_ns for one in sent] == [0, 0]
-
-
-def test_agents_are_spread_over_the_second() -> None:
-    phases = sorted(phase_of(host) for host in range(100))
-    gaps = [later - earlier for earlier, later in pairwise(phases)]
-    assert phases[0] >= 0
-    assert phases[-1] < 1
-    assert max(gaps) < 0.03
 
 
 def test_what_became_of_batches_is_read_as_it_was_written(tmp_path: Path) -> None:
