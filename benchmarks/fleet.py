@@ -1,9 +1,9 @@
 """The head node's claim: how many hosts one gateway and one store carry, and what an outage of the store costs.
 
 Every agent is true to the protocol: own token, host, boot and numbers, one connection, a batch at the moments at
-which a collector of its name reads, the next only after a receipt. Gateway (`lockstep serve api`) and ClickHouse are real processes on this
-machine; so are the agents, whose CPU time is reported and not counted. Fleets grow step by step until one is not
-sustained (benchmarks/fleet_run.py says what that means); the outage is played at the floor or below it.
+which a collector of its name reads, the next only after a receipt. Gateway (`lockstep serve api`) and ClickHouse are
+real processes on this machine; so are the agents, whose CPU time is reported and not counted. Fleets grow until
+one is not sustained (benchmarks/fleet_run.py says what that means); the outage is played at the floor or below.
 """
 
 import tempfile

@@ -83,7 +83,7 @@ class _Strike:
             self._note(f"  drained after {self.drain_s:.1f} s")
 
     def _largest_backlog(self, seconds: float) -> int:
-        """Look on and return the most that waited: the backlog is a sawtooth, a tooth for each reading of the collectors."""
+        """Look on and return the most that waited: the backlog is a sawtooth."""
         end, largest = time.monotonic() + seconds, 0
         while time.monotonic() < end:
             largest = max(largest, self._head.backlog_bytes)

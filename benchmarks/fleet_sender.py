@@ -1,4 +1,4 @@
-"""A process that plays many agents: own token and connection each, a batch as often as a collector sends one, until taken.
+"""A process that plays many agents: own token and connection each, as many batches as a collector sends.
 
 Bodies are encoded before the start, so that sending costs little beside the gateway it shares a machine with. The
 parent speaks in lines of JSON: an order on standard input, then the word to start; on standard output come progress,
