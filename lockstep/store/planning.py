@@ -31,8 +31,8 @@ PER_HOST: dict[str, Measured] = {
     "transfers": Measured(32.0, 16.6),
     "wire_minutes": Measured(5.8, 7.5),
 }
-# `bench fleet`, 256 agents: the store took 0.75 cores for 138,766 rows/s, merges included (benchmarks/results.md).
-_ROWS_PER_CORE_S = 185_000
+# `bench fleet`, 512 agents: the store took 1.08 cores for 277,408 rows/s, merges included (benchmarks/results.md).
+_ROWS_PER_CORE_S = 256_000
 _SHARE_FOR_INSERTS = 0.5  # of the cores; the analyzer and people read with the rest
 _FULL = 0.7  # of a disk: merges need room, and self-watch complains at 0.9
 _S_PER_DAY = 86_400
