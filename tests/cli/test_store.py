@@ -79,7 +79,7 @@ def test_plan_follows_hosts_days_retention_and_the_machines_there_are(lockstep: 
     kept = {table["table"]: table["kept_days"] for table in fleet["tables"]}
     assert (kept["collectives"], kept["transfer_stats"], kept["nic_counters"]) == (3, 30, 30)
     assert plan("--hosts", "1250", "--disk-tb", "30")["shards"] == 1
-    assert plan("--hosts", "1250", "--disk-tb", "30", "--cores", "2", "--replicas", "1")["nodes"] == 4
+    assert plan("--hosts", "1250", "--disk-tb", "30", "--cores", "2", "--replicas", "1")["nodes"] == 3
     shorter = plan("--hosts", "1250", LOCKSTEP_STORE_RETENTION_DAYS='{"transfer_stats": 7}')
     assert shorter["shards"] == 2
     told = lockstep("store", "plan", "--hosts", "16").out
