@@ -65,6 +65,12 @@ class BatchChecker:
         self._thread = threading.Thread(target=self._check, name="gateway-check")
         self._queue_lock = threading.Lock()  # nothing enters the queue behind its end
         self._closing = threading.Event()
+        self._is_checking = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether batches have come that were not handed on yet."""
+        return self._is_checking or not self._queue.empty()
 
     def start(self) -> None:
         self._thread.start()
@@ -96,6 +102,7 @@ class BatchChecker:
                 self._answer(group, [error] * len(group), {})
             else:
                 self._answer(group, verdicts, rows)
+            self._is_checking = False
 
     def _answer(self, group: Sequence[Arrival], verdicts: Sequence[Exception | None], rows: Rows) -> None:
         sound: list[Arrival] = []
@@ -111,6 +118,7 @@ class BatchChecker:
         """Return what waits, at least one and at most a group, and whether to go on after it."""
         group: list[Arrival] = []
         item, size = self._queue.get(), 0
+        self._is_checking = True
         self._wait_for_more()
         while item is not None:
             group.append(item)

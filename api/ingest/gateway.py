@@ -179,7 +179,8 @@ class Gateway:
             if group:
                 self._commit(group)
             try:
-                self._cut_when_due(force=not running, is_lull=not any(bundle.entries for bundle in group))
+                is_lull = not any(bundle.entries for bundle in group) and not self._checker.is_busy
+                self._cut_when_due(force=not running, is_lull=is_lull)
             except OSError as error:  # the file stays open, and is cut at the next round or found at the next start
                 _log.error("segment cannot be cut", directory=str(self._directory), error=str(error))
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_all
 from pathlib import Path
@@ -12,12 +13,13 @@ import pytest
 from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
-from api.ingest import log
-from api.ingest.checking import CheckLimits
+from api.ingest import checking, log
+from api.ingest.bounds import Tally
+from api.ingest.checking import Arrival, CheckLimits, Rows
 from api.ingest.gateway import Gateway, GatewayOptions
 from api.ingest.log import Entry, OpenSegment, list_segments
 from lockstep.clock import ManualClock
-from lockstep.errors import GatewayFull, LockstepError, StoreRefused
+from lockstep.errors import BadBatch, GatewayFull, LockstepError, StoreRefused
 from lockstep.state.claims import BatchClaims
 from lockstep.state.database import open_control
 from lockstep.tables import Table
@@ -26,6 +28,7 @@ from tests.api.ingest.build import PATIENT_S, batch, entry, running
 from tests.waiting import HastyClock, eventually
 
 LIMIT_S = 60.0
+LIMITS = CheckLimits(1 << 20, 1_000)
 UNCUT = GatewayOptions(segment_s=60_000.0, leave_s=PATIENT_S)  # one segment for all, until the end
 
 
@@ -67,6 +70,40 @@ def test_what_came_is_inserted_sooner_when_nothing_more_comes(tmp_path: Path) ->
     clock.advance(31.0)
     eventually(lambda: messages(store) == ["h0/b1/1"])
     gateway.close()
+
+
+def test_what_is_still_checked_is_waited_for_up_to_twice_a_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group of a hundred batches takes longer than the pause that would be a lull."""
+    free, rounds, check, cut = threading.Event(), list[bool](), checking.check_group, Gateway._cut_when_due
+
+    def slow(group: Sequence[Arrival], tally: Tally | None = None) -> tuple[list[BadBatch | None], Rows]:
+        assert group[0].entry.number == 1 or free.wait(LIMIT_S)
+        return check(group, tally)
+
+    def noted(gateway: Gateway, force: bool, is_lull: bool) -> None:
+        cut(gateway, force, is_lull)
+        rounds.append(is_lull)
+
+    monkeypatch.setattr(checking, "check_group", slow)
+    monkeypatch.setattr(Gateway, "_cut_when_due", noted)
+    clock = StillClock()
+    gateway = Gateway(tmp_path, FakeStore(), clock, GatewayOptions(segment_s=60.0, leave_s=PATIENT_S))
+    gateway.start()
+    try:
+        gateway.take(entry(1), LIMITS).result(LIMIT_S)
+        waiting = gateway.take(entry(2), LIMITS)
+        clock.advance(119.0)
+        seen = len(rounds)
+        eventually(lambda: len(rounds) > seen + 2)
+        assert (list_segments(tmp_path), gateway.backlog_bytes > 0) == ([], True)
+        clock.advance(2.0)
+        eventually(lambda: gateway.backlog_bytes == 0)
+    finally:
+        free.set()
+        assert waiting.result(LIMIT_S) == 2
+        gateway.close()
 
 
 def test_what_comes_while_the_store_is_busy_is_one_insert_up_to_three_segments_long(tmp_path: Path) -> None:
