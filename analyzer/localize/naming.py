@@ -90,6 +90,7 @@ class _Naming:
         }
         self._values.setdefault(pick.number, float(values[pick.number]))
         self.part = self._suspects.parts[self._choose(pick.number)]
+        self._share_of_fault = search.share_of_fault(rest, pick)
 
     def fault(self, guilty: set[str]) -> Fault:
         named = self._named()
@@ -125,7 +126,7 @@ class _Naming:
         equal = [number for number, value in self._values.items() if value >= self._values[best] - _EQUAL]
         if parts[best].kind in ("pair", "nic"):
             return next((number for number in equal if parts[number].joins_nics), best)
-        if parts[best].gpu is not None:  # a NIC that nobody knows, of either host
+        if parts[best].kind == "host":  # of either host, a NIC that nobody knows
             between = [number for number in np.flatnonzero(self._involved).tolist() if parts[number].kind == "pair"]
             hosts = {parts[number].component for number in equal}
             if len(between) == 1 and hosts >= {host_name(end) for end in parts[between[0]].ends}:
@@ -177,7 +178,7 @@ class _Naming:
         weights = {number: math.exp(value - best) for number, value in self._values.items()}
         ours = sum(weights[number] for number in weights if self._suspects.parts[number].component in covered)
         chance = math.exp(min(-best, 0.0))
-        return ours / (sum(weights.values()) + chance) * self._share_of_explanations()
+        return ours / (sum(weights.values()) + chance) * self._share_of_explanations() * self._share_of_fault
 
     def _share_of_explanations(self) -> float:
         best = self._explanations[0].score

@@ -103,6 +103,24 @@ class Likelihood:
         after[pairs[is_through | (share == 1)]] = raised[is_through | (share == 1)]
         return after
 
+    def share_of_fault(self, so_far: np.ndarray, pick: Pick) -> float:
+        """Return how likely a part is at fault rather than that what runs through it differs by nature.
+
+        A fault slows all of it. Where pairs are slow for what they are, such as those in the middle of a tree, half
+        of them may be, and where all are, nothing else slows them. Pairs that others slow, or that may run elsewhere,
+        speak for neither.
+        """
+        entries = self.suspects.entries(pick.number)
+        pairs = self.suspects.pair[entries][self.suspects.share[entries] == 1]
+        pairs = pairs[so_far[pairs] == 0]
+        if self.slow[pairs].all():
+            return 1.0
+        near = np.exp(-0.5 * ((self._excess[pairs] - pick.excess) / _spread(np.array(pick.excess))) ** 2)
+        normal = self._miss[pairs] + (1 - self._miss[pairs]) * near
+        by_fault = np.log(np.where(self.slow[pairs], 1 - MISS, normal))
+        by_nature = len(pairs) * math.log(0.5)
+        return 1 / (1 + math.exp(min(by_nature - float(by_fault.sum()), _MOST)))
+
     def unexplained(self, so_far: np.ndarray) -> np.ndarray:
         """Return which slow pairs are slower than what explains them so far."""
         missing: np.ndarray = self.slow & (self._excess - so_far > 2 * _spread(so_far))
@@ -194,6 +212,10 @@ class Search:
     def values(self, without: Sequence[Pick]) -> tuple[np.ndarray, np.ndarray]:
         """Return what each part is worth beside some others that are at fault, and with which excess."""
         return self._worth(self._explained(without))
+
+    def share_of_fault(self, rest: Sequence[Pick], pick: Pick) -> float:
+        """Return how likely a part is at fault beside the others rather than that its pairs differ by nature."""
+        return self.likelihood.share_of_fault(self._explained(rest), pick)
 
     def prefers_cable(self, nic: Part, cable: tuple[str, Side | None]) -> bool:
         """Return whether evidence speaks for the cable rather than for the NIC it is in."""

@@ -49,6 +49,18 @@ def find_idle(process: np.ndarray, begun: np.ndarray, ended: np.ndarray) -> np.n
     return idle
 
 
+def find_skips(line: np.ndarray, seq: np.ndarray) -> np.ndarray:
+    """Return which operations follow others of their line, a communicator's calls of one function, that are missing.
+
+    >>> find_skips(np.array([0, 0, 1, 0]), np.array([5, 4, 9, 7])).tolist()
+    [False, False, False, True]
+    """
+    order = np.lexsort((seq, line))
+    skips = np.zeros(len(line), bool)
+    skips[order[1:]] = (np.diff(line[order]) == 0) & (np.diff(seq[order]) > 1)
+    return skips
+
+
 def none_of(kind: type[np.generic]) -> np.ndarray:
     return np.zeros(0, kind)
 

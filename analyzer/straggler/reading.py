@@ -9,7 +9,15 @@ import pyarrow.compute as pc
 
 from analyzer.straggler.gpu_waits import GpuWaits, read_gpu_waits
 from analyzer.straggler.kernels import mix
-from analyzer.straggler.operations import Operations, find_doubled, find_idle, integers, none_of, processes_of
+from analyzer.straggler.operations import (
+    Operations,
+    find_doubled,
+    find_idle,
+    find_skips,
+    integers,
+    none_of,
+    processes_of,
+)
 from analyzer.straggler.seconds import read_seconds
 from analyzer.windows.window import Context
 from lockstep.clock import NS_PER_S
@@ -115,6 +123,9 @@ def _read_single(store: Store, context: Context, asked: dict[str, Any], counted:
     earliest = asked["start"] - asked["before"]  # a row that says 1970 must not stretch the times of all others
     gap_ns = find_idle(process[known], np.maximum(begun[known], earliest), np.maximum(ended[known], earliest))
     is_wanted = (gap_ns >= 0) & (integers(rows, "seq_valid")[known] > 0) & (ended[known] >= asked["start"])
+    # What a rank did between operations of which those in between are lost, nobody knows: most of it was no own time.
+    line = mix(*(integers(rows, name)[known] for name in ("comm", "rank", "func_code", "peer", "epoch")))
+    is_wanted &= ~find_skips(line, integers(rows, "seq")[known])
     chosen = known[is_wanted]
     return _as_operations(rows.take(chosen), process[chosen], gap_ns[is_wanted])
 

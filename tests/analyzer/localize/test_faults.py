@@ -14,7 +14,7 @@ from analyzer.localize.faults import find_faults
 from analyzer.windows.window import Finding
 from lockstep.fabrics import leaf_spine
 from lockstep.topology import TopologyIndex
-from tests.analyzer.build import HOSTS, NICS, Names, fabric, host_of, mesh, ring
+from tests.analyzer.build import HOSTS, NICS, Names, end_of, fabric, host_of, mesh, ring
 from tests.analyzer.localize.build import (
     Slowness,
     at,
@@ -77,6 +77,7 @@ OF_TWO_GPUS = [
     Pair(pair.src, pair.dst, gpu, gpu) for pair in TWO_NICS for gpu in (0, 1) if pair.src.nic == pair.dst.nic
 ]
 UNKNOWN_NICS = pairs((host_of(src), host_of(dst)) for src, dst in mesh())
+UNKNOWN_NICS_OF_A_RING = pairs((host_of(src), host_of(dst)) for src, dst in ring(nics=1))
 A_LEAF_EACH = TopologyIndex(leaf_spine(hosts=HOSTS, nics_per_host=NICS, leaves=HOSTS, spines=2))
 
 
@@ -154,6 +155,8 @@ def test_host_that_sends_slowly_in_a_ring_cannot_be_told_from_the_one_that_recei
 
 def test_connection_between_two_hosts_is_named_where_nobody_knows_their_nics() -> None:
     """What one of two GPUs sends is slow, in a ring over four spines: either host, or one of eight links."""
+    lone = only(find(UNKNOWN_NICS_OF_A_RING, between("h3", "h4")))
+    assert (lone.component, lone.side) == ("link:h3--h4", "tx"), "whatever is known of GPUs"
     hosts = [(f"h{host}", f"h{(host + 1) % 8}") for host in range(8)]
     of = [Pair(pair.src, pair.dst, gpu, gpu) for pair in pairs(hosts) for gpu in (0, 1)]
     wide = TopologyIndex(leaf_spine(hosts=8, nics_per_host=1, leaves=2, spines=4))
@@ -253,6 +256,18 @@ def test_signs_alone_or_weak_ones_or_those_of_other_parts_decide_nothing() -> No
     assert find(RING, times(1.0, lambda pair: False), fabric(), loud) == []
     loud = gather_evidence([Observation("nic:h5/eth0", 3.0, {}), Observation("switch:leaf2", 3.0, {})])
     assert only(find(MESH, sent_by("h3/eth0"), fabric(), loud)).component == "nic:h3/eth0"
+
+
+def test_nic_of_which_a_third_of_the_connections_are_normal_is_hardly_named_or_not_at_all() -> None:
+    """In the middle of a tree what shares its link with more others takes a third longer, beside what does not."""
+    sent = [("h1", 0, "h2", 1), ("h1", 0, "h3", 0), ("h1", 1, "h3", 1), ("h1", 1, "h4", 0), ("h1", 0, "h0", 0)]
+    sent += [("h1", 1, "h0", 1), ("h2", 0, "h0", 1), ("h2", 0, "h5", 0), ("h2", 1, "h5", 1), ("h2", 0, "h4", 1)]
+    sent += [(dst, near, src, far) for src, far, dst, near in sent]
+    tree = [Pair(end_of(f"{src}/eth0"), end_of(f"{dst}/eth0"), near, far) for src, near, dst, far in sent]
+    crowded = times(1.32, lambda pair: "h1" in (hosts := {pair.src.host, pair.dst.host}) and "h0" not in hosts)
+    assert all(found.likelihood < 0.1 for found in find(tree, crowded))
+    whole = only(find(tree, times(1.32, lambda pair: "h1" in (pair.src.host, pair.dst.host))))
+    assert (whole.component, whole.likelihood > 0.95) == ("nic:h1/eth0", True)
 
 
 def test_wire_that_shows_no_delay_at_all_hardly_clears_its_nic() -> None:

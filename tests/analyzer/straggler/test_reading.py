@@ -57,6 +57,10 @@ GAPS: dict[str, tuple[list[Collective], dict[tuple[int, int], tuple[int, int]]]]
         [op(-50, 100, seq=1), op(110, 150, comm=TENSOR, seq=1), op(180, 200, seq=2)],
         {(TENSOR, 1): (10, 0), (DATA, 2): (30, 0)},
     ),
+    "not over operations that are lost, of which the last one before ended nobody knows when": (
+        [op(0, 100, seq=1), op(180, 200, seq=4), op(250, 260, seq=5), op(250, 300, comm=TENSOR, seq=7)],
+        {(DATA, 5): (50, 0), (TENSOR, 7): (50, 0)},
+    ),
     "the GPU's part is the time in which the operation was enqueued": (
         [TWO[0], op(180, 200, enqueue_ms=120, seq=2), op(300, 320, enqueue_ms=10, seq=3)],
         {(DATA, 2): (80, 60), (DATA, 3): (100, 100)},
