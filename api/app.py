@@ -119,8 +119,15 @@ def create_app(parts: Parts) -> FastAPI:
             await run_in_threadpool(parts.gateway.close)
 
     # Pages about the API would load scripts from elsewhere; its description is a route with a rule like all others.
+    # Routes are taken as they are: included routers would be worked out anew for each app, at its first request.
     app = FastAPI(
-        title="Lockstep", version=__version__, lifespan=life, docs_url=None, redoc_url=None, openapi_url=None
+        title="Lockstep",
+        version=__version__,
+        lifespan=life,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        routes=[route for router in ROUTERS for route in router.routes],
     )
     parts = replace(parts, store=GuardedStore(parts.store))
     app.state.parts = parts
@@ -142,8 +149,6 @@ def create_app(parts: Parts) -> FastAPI:
     app.state.matrices = MatrixCache(parts.store, parts.clock)
     app.state.checkpoints = open_folders(parts.settings.planner, parts.control)
     app.state.operations = Operations(parts.clock)
-    for router in ROUTERS:
-        app.include_router(router)
     app.mount("/static", CachedFiles(packages=[("api", "static")]))
     app.openapi = cache(partial(describe, app))  # type: ignore[method-assign]  # FastAPI's own way of changing it
     return app

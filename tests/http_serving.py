@@ -7,13 +7,21 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
 
-class Quiet:
-    """Makes a handler say nothing on standard error."""
+class Quiet(BaseHTTPRequestHandler):
+    """Says nothing on standard error."""
 
     wbufsize: ClassVar[int] = -1  # a reply leaves in one piece
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
+
+    def reply(self, status: int, body: bytes, **headers: str) -> None:
+        """Answer with this body; a header's name is written with underscores."""
+        self.send_response(status)
+        for name, value in ({"Content_Length": str(len(body))} | headers).items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
 
 
 class _Server(ThreadingHTTPServer):

@@ -1,7 +1,7 @@
 """Jobs that read together, and windows that are read ahead, get what each of them would get alone."""
 
 import re
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -22,7 +22,7 @@ from simulator.faults import parse_fault
 from simulator.rows import Identity
 from simulator.scenario import Scenario, build_topology, parse_scenario
 from simulator.simulation import Simulation
-from simulator.telemetry import SimulatedTelemetry
+from simulator.telemetry import Rows, SimulatedTelemetry
 from tests.builders import SECOND, T0
 
 _MODULES = (
@@ -72,9 +72,14 @@ def _statements() -> dict[str, str]:
     return found | {f"waits of {name}": waits % {"rows": getattr(reading, name)} for name in ("_STATS", "_TRANSFERS")}
 
 
-def _fill(store: Store, job: str, scenario: Scenario, seconds: int = 14) -> None:
+@cache
+def _tell(job: str, scenario: Scenario, seconds: int) -> Rows:
     telemetry = SimulatedTelemetry(Simulation(scenario, seed=5), Identity(job, T0), heartbeats=True)
-    for name, told in telemetry.advance(T0 + seconds * SECOND).items():
+    return telemetry.advance(T0 + seconds * SECOND)
+
+
+def _fill(store: Store, job: str, scenario: Scenario, seconds: int = 14) -> None:
+    for name, told in _tell(job, scenario, seconds).items():
         store.insert(TABLE_BY_NAME[name], told, token=f"{job}/{name}")
 
 

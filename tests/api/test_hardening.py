@@ -2,7 +2,6 @@
 
 import sqlite3
 from functools import partial
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,6 +28,7 @@ from tests.api.build import bearer, check_problem, opened_control, running_api
 from tests.api.fake_store import FakeStore
 from tests.api.test_limits import StillClock
 from tests.builders import T0, make, rows
+from tests.http_serving import Quiet
 from tests.lockstep.state.build import incident
 
 
@@ -40,7 +40,7 @@ def test_message_whose_outcome_could_not_be_written_is_tried_again(
         alerts.round()
         other = sqlite3.connect(tmp_path / "control.db", isolation_level=None, check_same_thread=False)
 
-        def refuse(handler: BaseHTTPRequestHandler, got: Got) -> None:
+        def refuse(handler: Quiet, got: Got) -> None:
             other.execute("BEGIN IMMEDIATE")  # a neighbour is stuck in the middle of a write
             answer(500)(handler, got)
 

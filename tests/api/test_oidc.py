@@ -76,11 +76,7 @@ def running_issuer() -> Iterator[Issuer]:
     class Handler(Quiet, BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             issuer.asked.append(self.path)
-            body = json.dumps(issuer.answer(self.path)).encode()
-            self.send_response(503 if issuer.is_away else 200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.reply(503 if issuer.is_away else 200, json.dumps(issuer.answer(self.path)).encode())
 
     issuer.add_key("k1")
     with serving(Handler) as url:

@@ -13,10 +13,7 @@ def answering(status: int, body: bytes) -> Iterator[str]:
 
     class Handler(Quiet, BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.reply(status, body)
 
     with serving(Handler) as url:
         yield url

@@ -116,9 +116,7 @@ def test_server_that_is_away_is_said_and_shown_again_when_it_is_back() -> None:
         def do_GET(self) -> None:
             status = refusals.pop() if refusals else 200
             body = json.dumps({"version": "9.9"} | EMPTY if status == 200 else {"detail": "the store is away"})
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(body.encode())
+            self.reply(status, body.encode())
 
     with serving(Handler) as url:
         pictures, clock = watched(url, lambda text: "Lockstep 9.9" in text)
@@ -135,9 +133,8 @@ def test_what_was_known_stays_while_the_server_is_away() -> None:
 
         def do_GET(self) -> None:
             Handler.answers += 1
-            self.send_response(200 if Handler.answers <= 6 else 502)
-            self.end_headers()
-            self.wfile.write(json.dumps({"version": "9.9", "analysis": "analysis 42 s behind"} | EMPTY).encode())
+            known = {"version": "9.9", "analysis": "analysis 42 s behind"} | EMPTY
+            self.reply(200 if Handler.answers <= 6 else 502, json.dumps(known).encode())
 
     with serving(Handler) as url:
         pictures, _ = watched(url, lambda text: "answered 502" in text)

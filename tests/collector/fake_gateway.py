@@ -63,7 +63,7 @@ class FakeGateway:
         self._serving.__exit__(None, None, None)
 
 
-def _handler_for(gateway: FakeGateway) -> type[BaseHTTPRequestHandler]:
+def _handler_for(gateway: FakeGateway) -> type[Quiet]:
     class Handler(Quiet, BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"  # connections are kept, as the real server does
 
@@ -82,14 +82,8 @@ def _handler_for(gateway: FakeGateway) -> type[BaseHTTPRequestHandler]:
             if answer == "lost":
                 self.close_connection = True
             elif isinstance(answer, int):
-                self._reply(answer, b'{"detail": "told to say no"}')
+                self.reply(answer, b'{"detail": "told to say no"}')
             elif isinstance(answer, bytes):
-                self._reply(200, answer)
-
-        def _reply(self, status: int, body: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+                self.reply(200, answer)
 
     return Handler

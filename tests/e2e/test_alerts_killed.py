@@ -9,7 +9,6 @@ import subprocess
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from itertools import count
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import open_store
 from tests.api.alerts.receivers import Got, Receiver, answer, receiving
 from tests.cli.commands import LOCKSTEP, environment_for
+from tests.http_serving import Quiet
 from tests.lockstep.state.build import incident
 from tests.waiting import eventually
 
@@ -116,7 +116,7 @@ def test_no_message_is_lost_or_changes_its_id_when_the_head_that_sends_is_killed
         )
         planned, numbers = dict(KILLS), count(1)
 
-        def reply(handler: BaseHTTPRequestHandler, got: Got) -> None:
+        def reply(handler: Quiet, got: Got) -> None:
             when = planned.pop(next(numbers), None)  # both receivers may be told at the same time
             if when == "before":
                 heads.kill_sender()

@@ -33,35 +33,27 @@ class Got:
         return json.loads(self.body)
 
 
-Behaviour = Callable[[BaseHTTPRequestHandler, Got], None]
+Behaviour = Callable[[Quiet, Got], None]
 
 
 def answer(status: int, body: bytes = b"", **headers: str) -> Behaviour:
     """Return a reply with this status and body."""
-
-    def reply(handler: BaseHTTPRequestHandler, _: Got) -> None:
-        handler.send_response(status)
-        for name, value in ({"Content-Length": str(len(body))} | headers).items():
-            handler.send_header(name.replace("_", "-"), value)
-        handler.end_headers()
-        handler.wfile.write(body)
-
-    return reply
+    return lambda handler, _: handler.reply(status, body, **headers)
 
 
-def cut_short(handler: BaseHTTPRequestHandler, _: Got) -> None:
+def cut_short(handler: Quiet, _: Got) -> None:
     """Promise a hundred bytes and hang up after five."""
     handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort")
     handler.wfile.flush()
     handler.close_connection = True
 
 
-def hang_up(handler: BaseHTTPRequestHandler, _: Got) -> None:
+def hang_up(handler: Quiet, _: Got) -> None:
     """Say nothing at all."""
     handler.close_connection = True
 
 
-def garbage(handler: BaseHTTPRequestHandler, _: Got) -> None:
+def garbage(handler: Quiet, _: Got) -> None:
     handler.wfile.write(b"\x00\x01 this is no HTTP\r\n\r\n")
     handler.close_connection = True
 
@@ -75,11 +67,11 @@ class Receiver:
     reply: Behaviour = field(default_factory=lambda: answer(200, b"ok"))
     release: threading.Event = field(default_factory=threading.Event)
 
-    def hang(self, handler: BaseHTTPRequestHandler, _: Got) -> None:
+    def hang(self, handler: Quiet, _: Got) -> None:
         self.release.wait(120)
         handler.close_connection = True
 
-    def trickle(self, handler: BaseHTTPRequestHandler, _: Got) -> None:
+    def trickle(self, handler: Quiet, _: Got) -> None:
         """Send a header that never ends, a byte at a time."""
         handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
         while not self.release.wait(0.02):
@@ -109,7 +101,7 @@ def receiving(reply: Behaviour | None = None, certificate: Path | None = None) -
             receiver.release.set()
 
 
-def _over_tls(handler: type[BaseHTTPRequestHandler], certificate: Path) -> type[BaseHTTPRequestHandler]:
+def _over_tls(handler: type[Quiet], certificate: Path) -> type[Quiet]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
 

@@ -5,7 +5,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,9 +22,10 @@ from lockstep.errors import NotPresent
 from lockstep.tables import TABLE_BY_NAME
 from tests.builders import T0
 from tests.collector.sources.test_fabric_ports import SNMP, UFM
+from tests.http_serving import Quiet, serving
 from tests.waiting import HastyClock, eventually
 
-Answer = Callable[[BaseHTTPRequestHandler], None]
+Answer = Callable[[Quiet], None]
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -32,58 +33,40 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 class Exporter:
     """Where the server is, and the headers of the requests it had."""
 
-    def __init__(self, port: int, answer: Answer) -> None:
-        self.url = f"http://127.0.0.1:{port}/metrics"
-        self.answer = answer
+    def __init__(self, answer: Answer) -> None:
+        self.url, self.answer = "", answer
         self.asked: list[dict[str, str]] = []
         self.released = threading.Event()  # for answers that hang until the test ends
 
 
 def says(body: str | bytes, *, status: int = 200, **headers: str) -> Answer:
-    """Answer with this body; a header's name is written with underscores."""
     data = body.encode() if isinstance(body, str) else body
-
-    def answer(request: BaseHTTPRequestHandler) -> None:
-        request.send_response(status)
-        for name, value in ({"Content_Type": TEXT} | headers).items():
-            request.send_header(name.replace("_", "-"), value)
-        request.send_header("Content-Length", str(len(data)))
-        request.end_headers()
-        request.wfile.write(data)
-
-    return answer
+    return lambda request: request.reply(status, data, **({"Content_Type": TEXT} | headers))
 
 
 @contextmanager
 def exporter(answer: Answer) -> Iterator[Exporter]:
     """Give an exporter for the length of a block; `answer` may be replaced meanwhile."""
+    running = Exporter(answer)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet, BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             running.asked.append(dict(self.headers))
             with suppress(OSError):  # the other side had enough
                 running.answer(self)
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class names it so
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    running = Exporter(server.server_address[1], answer)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, name="exporter")
-    thread.start()
-    try:
-        yield running
-    finally:
-        running.released.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(Handler) as url:
+        running.url = f"{url}/metrics"
+        try:
+            yield running
+        finally:
+            running.released.set()
 
 
 def hangs(running: Callable[[], Exporter]) -> Answer:
     """Answer nothing until the test ends."""
 
-    def answer(_: BaseHTTPRequestHandler) -> None:
+    def answer(_: Quiet) -> None:
         running().released.wait()
 
     return answer
@@ -92,7 +75,7 @@ def hangs(running: Callable[[], Exporter]) -> Answer:
 def drips(running: Callable[[], Exporter]) -> Answer:
     """Answer a byte now and then, so that no single read ever waits long."""
 
-    def answer(request: BaseHTTPRequestHandler) -> None:
+    def answer(request: Quiet) -> None:
         request.send_response(200)
         request.send_header("Content-Type", TEXT)
         request.end_headers()
@@ -163,7 +146,7 @@ def test_exporter_that_hangs_or_drips_delays_nobody_and_is_given_up(tmp_path: Pa
             eventually(lambda: stuck.asked and slow.asked)
             rows_until(source, 4)
             assert (len(stuck.asked), len(slow.asked)) == (1, 1)
-        assert complaint_of(tmp_path, stuck.url, timeout_s=1).startswith("ReadTimeout")
+        assert complaint_of(tmp_path, stuck.url, timeout_s=0.3).startswith("ReadTimeout")
         # On a hasty clock the whole answer may take 0.6 s, and each byte, which httpx times by itself, a minute.
         assert complaint_of(tmp_path, slow.url, HastyClock(), timeout_s=60) == "its answer took too long"
 
@@ -220,7 +203,7 @@ def test_authorization_is_sent_and_read_anew_each_time(tmp_path: Path) -> None:
     assert switch.asked[0]["Authorization"] == "Bearer one"
 
 
-def endless(request: BaseHTTPRequestHandler) -> None:
+def endless(request: Quiet) -> None:
     request.send_response(200)
     request.send_header("Content-Type", TEXT)
     request.end_headers()

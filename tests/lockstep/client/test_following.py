@@ -55,10 +55,7 @@ def streaming(answers: Sequence[tuple[int, bytes]]) -> Iterator[tuple[str, list[
     class Handler(Quiet, BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.append(self.headers["Last-Event-ID"])
-            status, body = waiting.pop(0)
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(body)
+            self.reply(*waiting.pop(0))
 
     with serving(Handler) as url:
         yield url, asked
