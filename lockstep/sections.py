@@ -122,7 +122,7 @@ class GatewaySettings(Section):
         1.0,
         gt=0,
         le=60,
-        description="one insert per table in this time: half of it in a lull, twice while hosts send, three times while the store is busy",
+        description="one insert per table in this time: half of it in a lull, up to three times while hosts send",
     )
 
 
