@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from tests.testbed.chaos import run_chaos
+from tests.testbed.chaos import run_chaos, seconds_for
 from tests.tiers import long_except
 
 SEED = 20_261_115
@@ -19,5 +19,5 @@ def test_no_operation_is_lost_or_doubled_whatever_is_killed(run: tuple[int, int]
         pytest.skip("building the plugin needs cc")
     kills, seed = run
     print(f"seed {seed}")
-    outcome = run_chaos(kills, seed, seconds=kills * 3 + 120, note=print)
+    outcome = run_chaos(kills, seed, seconds=seconds_for(kills), note=print)
     assert outcome.is_exact, outcome

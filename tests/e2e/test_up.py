@@ -21,6 +21,7 @@ from tests.waiting import LIMIT_S, eventually
 
 LOCKSTEP = str(Path(sys.executable).with_name("lockstep"))
 FAULT_AT_S = 20
+ABOUT_NO_PART = ("telemetry_lost", "global_slow")
 
 
 class Running:
@@ -129,6 +130,36 @@ def wait_for_decision(running: Running, incident: str) -> list[Any]:
 
     eventually(is_decided)
     return decisions
+
+
+BUSY, RUNS, WATCHED_S = 8, 10, 120
+
+
+@pytest.fixture
+def overload() -> Iterator[None]:
+    """More loops that never rest than the machine has cores, at the same priority as the head node."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY)]
+    yield
+    for loop in loops:
+        loop.kill()
+        loop.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("run", range(1, RUNS + 1))
+@pytest.mark.usefixtures("overload")
+def test_on_an_overloaded_machine_nobody_innocent_is_named_and_nothing_called_over(demo: Running, run: int) -> None:
+    incidents: dict[str, Any] = {}
+    eventually(lambda: is_ready(demo))
+    deadline = time.monotonic() + WATCHED_S
+    while time.monotonic() < deadline:
+        incidents |= {each["id"]: each for each in demo.get("/api/v1/incidents")["items"]}
+        time.sleep(1)
+    told = [(each["verdict"]["class"], each["verdict"]["component"], each["state"]) for each in incidents.values()]
+    print(f"run {run}: {told}")
+    assert {part for kind, part, _ in told if kind not in ABOUT_NO_PART} <= {"nic:h3/eth1"}
+    assert {state for _, part, state in told if part == "nic:h3/eth1"} <= {"open"}, "the NIC stays slow to the end"
 
 
 @pytest.mark.slow
