@@ -51,8 +51,8 @@ def trace_delivery(scene: Scene, stuck: tuple[StuckOperation, ...]) -> Delivery:
 def find_idle(scene: Scene, operation: StuckOperation) -> list[int]:
     """Return the only process of an operation of which no step has ended, if all others have ended some."""
     lines, rows = scene.waits.lines, operation.members
-    active = _active_ranks(scene, operation)
-    idle = lines.process[rows[~np.isin(lines.rank[rows], active)]].tolist()
+    active, unsampled = _active_ranks(scene, operation), _unsampled_ranks(scene, operation)
+    idle = lines.process[rows[~np.isin(lines.rank[rows], [*active, *unsampled])]].tolist()
     is_together = str(lines.func[rows[0]]) in TOGETHER
     return idle if is_together and len(idle) == 1 and len(active) > 1 else []
 
@@ -83,9 +83,11 @@ def _of_collective(scene: Scene, operation: StuckOperation) -> Delivery:
     lines, row = scene.waits.lines, int(operation.members[0])
     comm = int(lines.comm[row])
     lost, leads = find_lost(scene.facts.steps, comm, str(lines.func[row]), operation.number - 1)
+    unsampled = _unsampled_ranks(scene, operation)
+    lost = [edge for edge in lost if edge.dst not in unsampled]
     if not 0 < len(lost) <= _MOST_LOST:
         return Delivery()
-    if lines.open_algo[row] not in _RINGS:
+    if lines.open_algo[row] not in _RINGS or unsampled:
         leads = {}
     if not leads and not _is_plain(lost, np.isin(lines.rank[operation.members], _active_ranks(scene, operation))):
         return Delivery()
@@ -97,6 +99,15 @@ def _of_collective(scene: Scene, operation: StuckOperation) -> Delivery:
     }
     processes = [process for rank in debtors if (process := _process(scene, comm, rank)) is not None]
     return Delivery(tuple(pair for edge in lost for pair in _pair(scene, edge)), frozenset(processes))
+
+
+def _unsampled_ranks(scene: Scene, operation: StuckOperation) -> set[int]:
+    """Return the ranks that are in the kernel of an operation and record no steps of it, as others may do.
+
+    Ranks begin to sample at different operations. What such a rank got, nobody tells.
+    """
+    lines, rows = scene.waits.lines, operation.members
+    return set(lines.rank[rows[lines.state[rows] == "kernel_begun"]].tolist())
 
 
 def _is_plain(lost: list[Edge], is_active: np.ndarray) -> bool:

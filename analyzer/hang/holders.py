@@ -99,7 +99,7 @@ def _gpu_stands(scene: Scene, process: int) -> bool:
     lines, stuck = scene.waits.lines, scene.waits.stuck
     rows = np.concatenate([each.members for each in stuck])
     mine = rows[(lines.process[rows] == process) & ~np.isin(lines.func[rows].astype(str), PAIRED)]
-    return bool((lines.state[mine] == "gpu_wait").any())
+    return bool(np.isin(lines.state[mine].astype(str), ("gpu_wait", "kernel_wait")).any())
 
 
 def name_holder(scene: Scene, processes: list[int]) -> Finding:

@@ -184,7 +184,10 @@ def _add_head(progress: Array, shown: Shown, oldest: Array, is_known: Array) -> 
     chosen, is_unknown = _chosen(shown.transfers, head)
     progress["has_head"] = ~is_unknown
     progress["head_peer"], progress["head_channel"] = chosen["peer"], chosen["channel"]
-    progress["head_state"] = np.where(is_unknown, progress["head_state"], chosen["wait"] >> _SINCE_BITS)
+    waits = chosen["wait"] >> _SINCE_BITS
+    # Of a GPU that has not begun the kernel that is said; one that has may wait inside it for other ranks.
+    is_told_by_kernel = is_unknown | (awaits & (waits == wire.WAIT_GPU))
+    progress["head_state"] = np.where(is_told_by_kernel, progress["head_state"], waits)
 
 
 def _chosen(candidates: Array, numbers: Array) -> tuple[Array, Array]:

@@ -57,6 +57,14 @@ def test_receiver_that_has_not_sent_what_it_could_is_to_blame_itself() -> None:
     assert (finding.fault_class, finding.component, finding.side) == ("comm_hang", "nic:h1/eth0", None)
 
 
+def test_who_records_no_steps_where_others_do_is_not_said_to_have_got_none() -> None:
+    """As a stuck kernel was seen once ranks had been asked for more samples at different operations."""
+    half = ring({0: "gpu_wait", 1: "kernel_begun", 2: "recv_wait", 3: "kernel_begun"})
+    assert find(spread((2, 3, 4, 0)), half) == []
+    late = ring({0: "kernel_wait", 1: "kernel_begun", 2: "recv_wait", 3: "kernel_begun"})
+    assert named(find(spread((2, 3, 4, 0)), late)) == [("noncomm_hang", "gpu:h0/0")]
+
+
 def test_of_two_ranks_only_one_that_did_nothing_can_be_told_apart() -> None:
     lines = [row | {"comm": 9, "head_peer": 1 - row["rank"]} for row in ring()[:2]]
     job = Job(ranks=8, comms={9: [0, 2]}, lines=lines)

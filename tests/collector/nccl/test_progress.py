@@ -100,8 +100,9 @@ def test_operation_without_steps_tells_whether_its_kernel_has_begun_and_one_with
         for transfers in ([], [moving(wait=wire.WAIT_UNKNOWN)]):
             (found,) = reported(row(), newer, told, *transfers)
             assert (found["head_state"], found["head_peer"]) == (state, None)
-        (found,) = reported(row(), told, moving(wait=wire.WAIT_RECV))
-        assert (found["head_state"], found["head_peer"]) == ("recv_wait", 1)
+        for wait, said in ((wire.WAIT_RECV, "recv_wait"), (wire.WAIT_GPU, {"kernel_wait": state}.get(state, "gpu_wait"))):
+            (found,) = reported(row(), told, moving(wait=wait))
+            assert (found["head_state"], found["head_peer"]) == (said, 1)
 
 
 def written(lasted_ns: int, count: int = 5, func: int = wire.ALL_REDUCE) -> np.ndarray:
