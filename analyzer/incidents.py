@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from analyzer.impact import Account, Progress, charge, impact_of, open_account, resume_account
+from analyzer.steps.history import WORTH_SAYING
 from analyzer.verdicts import GradingOptions, close, finding_of, open_incident
 from analyzer.windows.outage import find_last_told, hosts_of, is_unseen
 from analyzer.windows.window import Context, Finding
@@ -95,7 +96,11 @@ class JobState:
         Once it was told that all are, only a part that was told as well does: another may be a hiccup.
         """
         is_told = any(incident.verdict.fault_class == "global_slow" for incident in self.open)
-        recent = (seen for seen in self.sightings if seen.absent <= evaluations and (seen.incident or not is_told))
+        recent = (
+            seen
+            for seen in self.sightings
+            if seen.is_open or (seen.absent <= evaluations and (seen.incident or not is_told))
+        )
         return any(name[0] not in _NAMES_NOBODY for seen in recent for name in seen.tally)
 
     @property
@@ -161,8 +166,9 @@ def track(
         seen.append(_see_again(Sighting(since_ns, findings={}, tally={}), [finding], options))
     is_found = [*map(bool, matched), *(True for _ in fresh)]
     seen, is_found = _name_slowdown(seen, is_found, options)
+    is_explained = any(found and one.best[0] not in _NAMES_NOBODY for one, found in zip(seen, is_found, strict=True))
     reported = [
-        _report(one, context, progress, options) if found else _leave(one, context, progress, options)
+        _report(one, context, progress, options) if found else _leave(one, context, progress, options, is_explained)
         for one, found in zip(seen, is_found, strict=True)
     ]
     changed = [one.incident for one, before in zip(reported, seen, strict=True) if one.incident != before.incident]
@@ -287,14 +293,29 @@ def _report(seen: Sighting, context: Context, progress: Progress, options: Track
     return _update(seen, context, progress, options) if seen.is_open or _is_confirmed(seen, options) else seen
 
 
-def _leave(seen: Sighting, context: Context, progress: Progress, options: TrackingOptions) -> Sighting:
-    """Return a fault that was not found: over, once evaluations that would have shown it did not for long enough."""
+def _leave(
+    seen: Sighting, context: Context, progress: Progress, options: TrackingOptions, is_explained: bool
+) -> Sighting:
+    """Return a fault that was not found: over, once evaluations that would have shown it did not for long enough.
+
+    While steps stay as long as the fault made them and nobody else is at fault, it may only not show for a while.
+    """
     left = _leave_unconfirmed(seen, context, progress)
-    if left.incident and left.is_open and left.absent >= options.clear_evaluations:
+    is_as_slow = not is_explained and not progress.is_stale and _is_as_slow(left)
+    patience = options.pending_evaluations if is_as_slow else options.clear_evaluations
+    if left.incident and left.is_open and left.absent >= patience:
         is_outage = left.incident.verdict.fault_class == "telemetry_lost"
         because = "its hosts report again" if is_outage else "the part has been normal again"
         return replace(left, incident=close(left.incident, context.window.end_ns, because))
     return left
+
+
+def _is_as_slow(seen: Sighting) -> bool:
+    """Return whether a slow part's job takes steps nearer to the longest that it made than to the usual ones."""
+    account = seen.account
+    if account is None or account.ratio is None or account.peak is None or _KIN[seen.best[0]] not in _SLOW:
+        return False
+    return account.ratio > WORTH_SAYING and account.ratio - 1.0 > (account.peak - 1.0) / 2
 
 
 def _leave_unconfirmed(seen: Sighting, context: Context, progress: Progress | None = None) -> Sighting:

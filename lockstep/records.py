@@ -242,7 +242,7 @@ class Progress(JobRecord):
     oldest_open_ns: Annotated[Timestamp | None, "since when it is open"]
     head_state: Annotated[
         HeadState,
-        "what the oldest unfinished step waits for; where steps are not recorded, whether its kernel has begun",
+        "what the oldest unfinished step waits for; where none is known or a GPU is late, if its kernel has begun",
     ]
     head_peer: Annotated[I32 | None, "rank that step goes to or comes from"]
     head_channel: Annotated[U16 | None, "channel of that step"]

@@ -53,6 +53,20 @@ def lost_s(incident: Incident) -> float:
     return (incident.verdict.impact.gpu_hours or 0.0) * 3_600 / GPUS
 
 
+def test_part_is_not_called_normal_while_steps_stay_as_long_as_it_made_them() -> None:
+    """As a slow NIC was seen live: its sends went into a buffer for some seconds, and steps stayed long."""
+    stays, heals = history((0.5, 40), (0.9, 120)), history((0.5, 40), (0.9, 24), (0.5, 120))
+    seen_s, since = (22, 40), 40 + HOP_S * TrackingOptions().clear_evaluations
+
+    def closed_s(steps: StepHistory) -> float:
+        return next((one.closed_ns - T0) / SECOND for one in follow(steps, SLOW, seen_s, 100) if one.closed_ns)
+
+    assert since <= closed_s(heals) <= since + 6
+    assert closed_s(stays) == 40 + HOP_S * TrackingOptions().pending_evaluations, (
+        "its level may have changed for good"
+    )
+
+
 def test_straggler_that_healed_has_cost_what_it_did_however_late_it_was_noticed() -> None:
     steps = history((0.5, 40), (0.9, 50), (0.5, 60))  # slow from second 20 to 65
     told = follow(steps, SLOW, (26, 68), 90)
