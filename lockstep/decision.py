@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import AliasChoices, Field
 
-from lockstep.verdict import Frozen
+from lockstep.verdict import Frozen, Grade, Verdict
 
 Mode = Literal["observe", "propose", "execute"]
 Action = Literal[
@@ -126,6 +126,8 @@ class Decision(Frozen):
     cost: Cost
     alternatives: tuple[Option, ...] = Field((), description="every other option, doing nothing included")
     verdicts: tuple[str, ...]
+    part: str | None = Field(None, description="that its verdict named when it was weighed")
+    grade: Grade | None = Field(None, description="of its verdict, when it was weighed")
     reason: str
     all_jobs: AllJobs | None = Field(None, description="None: the jobs' throughput by nodes is not known")
     held_because: str | None = Field(
@@ -142,6 +144,10 @@ class Decision(Frozen):
     waits_until_ns: int | None = Field(
         None, description="the next checkpoint, for which it waits once it may be carried out; None: it does not"
     )
+
+    def answers(self, verdict: Verdict) -> bool:
+        """Return whether the verdict names the part that it named when this was weighed, and is as certain."""
+        return self.part is None or (self.part, self.grade) == (verdict.component, verdict.grade)
 
     def as_json(self) -> dict[str, Any]:
         """Return the decision as it appears in the API and on standard output."""

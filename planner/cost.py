@@ -158,11 +158,11 @@ def _restart_process(context: Context) -> _Recovery:
     if not context.stands_still and (is_hardware(verdict.component) or not is_alarm(verdict.impact.step_time_ratio)):
         return _unavailable(f"{verdict.component} is as slow under a new process")
     is_bad = verdict.grade == "isolate" and is_hardware(verdict.component)
-    if is_bad and context.cluster.restarts_whole_job and context.node is not None:
-        return _unavailable(f"the job would start again on {verdict.component}, which is at fault")
     risk = _RISK_ON_BAD_HARDWARE if is_bad else _RISK_OF_NEW_PROCESS
     sources = _list_sources(context)
     if context.cluster.restarts_whole_job or not sources:
+        if is_bad and context.node is not None:
+            return _unavailable(f"the job would start again on {verdict.component}, which is at fault")
         return _restart_all(context, risk)
     load_s, again_s, name = min(sources, key=lambda source: source[0] + source[1])
     return _Recovery(

@@ -121,6 +121,8 @@ def decide(
         cost=choice.option.cost,
         alternatives=tuple(option for option in options if option.action != action),
         verdicts=(context.verdict.id, *(verdict.id for verdict in context.also_dead)),
+        part=context.verdict.component,
+        grade=context.verdict.grade,
         evidence_age_s=max(now_ns - context.verdict.last_seen_ns, 0) / NS_PER_S,
         manual_because=manual,
         inspect=list_inspections(context) if action == "none" and not job.is_over else (),

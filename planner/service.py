@@ -122,10 +122,13 @@ class PlannerService:
     ) -> bool:
         """Decide about an incident where that is due; return whether it was."""
         known = self._newest_of(incident, incident.job)
-        is_live = known is not None and known.expires_ns > now_ns and not is_outdated(known, recent)
-        if (is_live and not misses_dead(known, incident, incidents)) or is_busy(
-            incident.job, recent, now_ns, self._options.settle_s
-        ):
+        is_live = (
+            known is not None
+            and known.expires_ns > now_ns
+            and known.answers(incident.verdict)
+            and not (is_outdated(known, recent) or misses_dead(known, incident, incidents))
+        )
+        if is_live or is_busy(incident.job, recent, now_ns, self._options.settle_s):
             return False
         snapshot = self._see(incident, incidents, recent, now_ns)
         made = self._decide(incident, incidents, snapshot, recent, lease, now_ns)

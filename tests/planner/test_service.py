@@ -61,6 +61,18 @@ def test_incident_is_decided_again_when_its_decision_expires_and_another_answer_
     assert [found.severity for found in list_decisions(control)] == [3, 1]
 
 
+def test_incident_is_decided_again_at_once_when_its_verdict_is_surer_or_names_another_part(
+    planner: PlannerService, control: ControlDatabase, lease: Lease
+) -> None:
+    """As a NIC without carrier was seen live: its page said isolate, and advised a restart on the same nodes."""
+    made, at = [], 10.0
+    for changes in ({"grade": "alert"}, {}, {}, {"component": "nic:h4/eth1"}, {"component": "nic:h4/eth1"}):
+        save_incidents(control, [incident(crash(fault_class="comm_hang", **changes))], None)
+        made.append(planner.run_once(lease, seconds(at)))
+        at += 0.1
+    assert made == [1, 1, 0, 1, 0]
+
+
 def test_one_spare_is_promised_to_one_job(harness: Harness) -> None:
     harness.controller.run_job("chat", ["h4", "h5"])
     theirs = crash(id="v2", job="chat", component="host:h5", last_seen_ns=seconds(10))
