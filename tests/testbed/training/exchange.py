@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, distributed
 
-from planner.pipeline.schedule import Worker
+from lockstep.pipeline.schedule import Worker
 from tests.testbed.training.meeting import Seat, files_at, meet, part
 
 

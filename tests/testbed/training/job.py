@@ -19,8 +19,8 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from lockstep.errors import LockstepError
+from lockstep.pipeline.schedule import Worker
 from lockstep.verdict import Frozen
-from planner.pipeline.schedule import Worker
 from tests.testbed.training.forking import fork_child
 from tests.testbed.training.plan import Command, Kill, LossLine, Reply, StepLine, TrainingPlan
 

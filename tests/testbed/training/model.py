@@ -6,9 +6,9 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from planner.pipeline.schedule import Shape
+from lockstep.pipeline.routes import Piece
+from lockstep.pipeline.schedule import Shape
 from tests.testbed.training.plan import ModelOptions
-from tests.testbed.training.routes import Piece
 
 
 class Block(nn.Module):  # type: ignore[misc]  # mypy does not read torch

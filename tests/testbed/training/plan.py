@@ -6,9 +6,9 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from lockstep.errors import BadInput
+from lockstep.pipeline.schedule import Schedule, Shape, Worker
+from lockstep.pipeline.schedule_file import StepSchedule, unpack_schedule
 from lockstep.verdict import Frozen
-from planner.pipeline.schedule import Schedule, Shape, Worker
-from planner.pipeline.schedule_file import StepSchedule, unpack_schedule
 
 
 class ModelOptions(Frozen):

@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from planner.pipeline.schedule import Op, Schedule, Shape, Worker
+from lockstep.pipeline.routes import Piece, What, find_executors, find_heads, find_unread, piece_of, tag_of
+from lockstep.pipeline.schedule import Op, Schedule, Shape, Worker
 from tests.testbed.training.exchange import Exchange, PendingSum
 from tests.testbed.training.model import build_stage, loss_of, make_batch
 from tests.testbed.training.optimizer import StaggeredOptimizer
 from tests.testbed.training.plan import Command, ModelOptions, Reply, StepLine, TrainingPlan, find_schedule
-from tests.testbed.training.routes import Piece, What, find_executors, find_heads, find_unread, piece_of, tag_of
 
 
 @dataclass(slots=True)

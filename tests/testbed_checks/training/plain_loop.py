@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from planner.pipeline.schedule import Shape
+from lockstep.pipeline.routes import Piece
+from lockstep.pipeline.schedule import Shape
 from tests.testbed.training.model import build_stage, loss_of, make_batch
 from tests.testbed.training.plan import ModelOptions, TuningOptions
-from tests.testbed.training.routes import Piece
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import LockstepError
-from planner.pipeline.dispatch import plan_schedule
-from planner.pipeline.schedule import Shape, Worker, unit_times
-from planner.pipeline.schedule_file import pack_schedule
+from lockstep.pipeline.dispatch import plan_schedule
+from lockstep.pipeline.schedule import Shape, Worker, unit_times
+from lockstep.pipeline.schedule_file import pack_schedule
 from tests.testbed.training.job import Coordinator
 from tests.testbed.training.plan import Command, Kill, LossLine, Rejoin, Reply, TrainingPlan
 

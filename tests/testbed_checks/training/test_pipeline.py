@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from planner.pipeline.dispatch import ScheduleOptions, plan_schedule
-from planner.pipeline.schedule import Schedule, Shape, Worker, unit_times
-from planner.pipeline.schedule_file import pack_schedule
+from lockstep.pipeline.dispatch import ScheduleOptions, plan_schedule
+from lockstep.pipeline.schedule import Schedule, Shape, Worker, unit_times
+from lockstep.pipeline.schedule_file import pack_schedule
 from tests.testbed.training.job import TrainingRun, run_training
 from tests.testbed.training.plan import Kill, Poison, Rejoin, StepLine, TrainingPlan, TuningOptions
 from tests.testbed.training.worker import state_file

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import BadInput
-from planner.pipeline.dispatch import plan_schedule
-from planner.pipeline.schedule import Schedule, Shape, Worker, unit_times
-from planner.pipeline.schedule_file import pack_schedule, unpack_schedule
+from lockstep.pipeline.dispatch import plan_schedule
+from lockstep.pipeline.schedule import Schedule, Shape, Worker, unit_times
+from lockstep.pipeline.schedule_file import pack_schedule, unpack_schedule
 from tests.testbed.training.job import read_run
 from tests.testbed.training.plan import (
     Kill,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from lockstep.errors import BadInput
-from planner.pipeline.schedule import Op, Schedule, Shape, Worker
+from lockstep.pipeline.schedule import Op, Schedule, Shape, Worker
 
 What = Literal["activation", "gradient", "state"]
 _WHATS: tuple[What, ...] = ("activation", "gradient", "state")

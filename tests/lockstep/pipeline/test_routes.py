@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.errors import BadInput
-from planner.pipeline.dispatch import ScheduleOptions, plan_schedule
-from planner.pipeline.schedule import Op, Schedule, Shape, Worker, unit_times
-from tests.testbed.training.routes import Piece, What, find_executors, find_heads, find_unread, piece_of, tag_of
+from lockstep.pipeline.dispatch import ScheduleOptions, plan_schedule
+from lockstep.pipeline.routes import Piece, What, find_executors, find_heads, find_unread, piece_of, tag_of
+from lockstep.pipeline.schedule import Op, Schedule, Shape, Worker, unit_times
 
 GRID = Shape(stages=3, pipelines=2, micro_batches=3)
 LOST = Worker(1, 1)
