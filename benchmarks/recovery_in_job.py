@@ -15,7 +15,7 @@ from benchmarks.figures import Figure, Note
 from lockstep.in_job import Effect, JobFolder
 from planner.context import Layout
 from planner.cost import share_micro_batches, speed_without_replica
-from tests.testbed.replicas import Fault, ReplicaJob, run_replicas
+from tests.testbed.training.jobs import Fault, TrainingJob, run_jobs
 
 _REPLICAS, _MICRO_BATCHES, _PAUSE_S = 4, 12, 0.05
 _LIMIT_S = 300.0
@@ -59,15 +59,15 @@ def _step_s() -> float:
     return _PAUSE_S * _MICRO_BATCHES / _REPLICAS
 
 
-def _job(folder: Path, **changes: object) -> ReplicaJob:
+def _job(folder: Path, **changes: object) -> TrainingJob:
     shape = {"replicas": _REPLICAS, "micro_batches": _MICRO_BATCHES, "steps": _STEPS, "pause_s": _PAUSE_S}
     usual = {"beat_s": 0.25, "silence_s": 1.5, "disk_every": _SAVED_EVERY}  # the library's own, not those of tests
-    return ReplicaJob.model_validate({"folder": folder, **shape, "options": usual, **changes})
+    return TrainingJob.model_validate({"folder": folder, **shape, "options": usual, **changes})
 
 
 def _lose(folder: Path, fault: Fault) -> Effect:
     """Return what the loss of a replica has cost and brought, as the job measures it."""
-    run_replicas([_job(folder, faults=(fault,))], _LIMIT_S)
+    run_jobs([_job(folder, faults=(fault,))], _LIMIT_S)
     effect = JobFolder(folder).read("effects/2.json", Effect)
     assert effect is not None
     return effect
@@ -76,11 +76,11 @@ def _lose(folder: Path, fault: Fault) -> Effect:
 def _start_again(folder: Path) -> float:
     """Return the seconds from the last step before a death to the first new one of a new start, less a step."""
     first = _job(folder, faults=(Fault(replica=1, step=_LOST_AT, after=1),), snapshots=True, ends_with_fault=True)
-    run_replicas([first], _LIMIT_S)
+    run_jobs([first], _LIMIT_S)
     fresh = folder / "again"
     fresh.mkdir()
     (folder / "disk").rename(fresh / "disk")
-    run_replicas([_job(fresh, snapshots=True)], _LIMIT_S)
+    run_jobs([_job(fresh, snapshots=True)], _LIMIT_S)
     before = max(at for step, at in _read(folder) if step < _LOST_AT)
     after = min(at for step, at in _read(fresh) if step >= _LOST_AT)
     return (after - before) / 1e9 - _step_s()

@@ -65,6 +65,9 @@ class Announcement(Frozen):
     replicas: int = Field(ge=1, description="when it is whole")
     stages: int = Field(1, ge=1, description="of each replica's pipeline")
     micro_batches: int = Field(ge=1, description="of a step, over all replicas")
+    speed_after: float | None = Field(
+        None, description="share of its speed without one process; None: it cannot tell"
+    )
 
 
 class Order(Frozen):
@@ -137,10 +140,13 @@ class JobFolder:
 
     def newest_generation(self, above: int = 0) -> Generation | None:
         """Return the newest one; None where there is none newer than `above`."""
-        newest = None
+        return [None, *self.generations(above)][-1]
+
+    def generations(self, above: int = 0) -> Iterator[Generation]:
+        """Yield those newer than `above`, the oldest first."""
         while (found := self.read(f"generations/{above + 1}.json", Generation)) is not None:
-            newest, above = found, above + 1
-        return newest
+            yield found
+            above += 1
 
     def orders(self) -> Iterator[Order]:
         """Yield the orders that have no answer, in the order of their names."""

@@ -77,6 +77,8 @@ class Meeting:
         self.folder = JobFolder(options.folder)
         self.me = Member(replica=options.replica, stage=options.stage, start=uuid4().hex, node=options.node)
         self.now: Generation | None = None  # the newest that was seen
+        self.speed_after: float | None = None  # that is announced
+        self.was_left_out = False  # some generation since the first was without this process
         self._number = 0  # of our own last beat: silence is counted in these, so that a folder that hangs is nobody's
         self._tended = 0
         self._seen: dict[Member, tuple[int, int, bool]] = {}  # last beat, since when, and whether it ever changed
@@ -97,6 +99,7 @@ class Meeting:
             replicas=wanted.replicas,
             stages=wanted.stages,
             micro_batches=wanted.micro_batches,
+            speed_after=self.speed_after,
         )
         self.folder.write("job.json", announced)
 
@@ -123,10 +126,11 @@ class Meeting:
         return self.now is not None and self.now.holds(self.me)
 
     def move_on(self) -> bool:
-        """Take note of a newer generation; return whether there was one."""
-        newer = self.folder.newest_generation(self.now.number if self.now else 0)
-        self.now = newer or self.now
-        return newer is not None
+        """Take note of newer generations; return whether there was one."""
+        newer = list(self.folder.generations(self.now.number if self.now else 0))
+        self.now = newer[-1] if newer else self.now
+        self.was_left_out |= any(not each.holds(self.me) for each in newer)
+        return bool(newer)
 
     def has_newer(self) -> bool:
         """Return whether there is a newer generation, without taking note of it."""

@@ -124,7 +124,6 @@ class Participant(ABC):
             if meeting.is_member:
                 meeting.tend(silence_s, is_broken=is_broken and waited_s > silence_s + 2 * self._options.beat_s)
             else:
-                self._is_live = False  # the others go on without this one
                 meeting.begin(waited_s)
             over = meeting.folder.read("over.json", Over)
             is_needed = meeting.is_member and self.step < self._until
@@ -132,6 +131,8 @@ class Participant(ABC):
                 raise JobOver(f"the job has done its {over.step} steps without replica {meeting.me.replica}")
             meeting.wait(_POLL_S)
         assert meeting.now is not None
+        self._is_live &= not meeting.was_left_out  # the others have gone on without this one
+        meeting.was_left_out = False
         return meeting.now
 
     def _exchange(self, now: Generation, mine: _Told) -> list[_Told]:
