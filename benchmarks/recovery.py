@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.figures import Figure, Note, clocked
 from benchmarks.recovery_fleet import measure_fleet
-from benchmarks.recovery_in_job import measure_in_job
+from benchmarks.recovery_in_job import measure_in_job, measure_pipelines
 from benchmarks.recovery_peers import measure_peers
 from benchmarks.recovery_replay import measure_replay
 from lockstep.pipeline.checking import closed_form, find_bound, find_faults
@@ -219,4 +219,5 @@ def measure(quick: bool, note: Note) -> tuple[Figure, ...]:
         *measure_fleet(quick, note),
         *measure_replay(quick, note),
         *measure_in_job(quick, note),
+        *measure_pipelines(quick, note),
     )
