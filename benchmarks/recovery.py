@@ -10,19 +10,19 @@ import numpy as np
 
 from benchmarks.figures import Figure, Note, clocked
 from benchmarks.recovery_fleet import measure_fleet
-from benchmarks.recovery_in_job import measure_in_job
+from benchmarks.recovery_in_job import measure_in_job, measure_pipelines
 from benchmarks.recovery_peers import measure_peers
 from benchmarks.recovery_replay import measure_replay
+from lockstep.pipeline.checking import closed_form, find_bound, find_faults
+from lockstep.pipeline.comparing import compare
+from lockstep.pipeline.dispatch import plan_schedule
+from lockstep.pipeline.schedule import Shape, Times, Worker, unit_times
 from planner.allocation.allocate import finish, solve_now
 from planner.allocation.cluster import Cluster, Event, Job, Node, Recovery, apply, expect_running_s
 from planner.allocation.foresight import foresee
 from planner.allocation.gains import list_choices, state_of
 from planner.allocation.solve import solve
 from planner.allocation.throughput import tabulate
-from planner.pipeline.checking import closed_form, find_bound, find_faults
-from planner.pipeline.comparing import compare
-from planner.pipeline.dispatch import plan_schedule
-from planner.pipeline.schedule import Shape, Times, Worker, unit_times
 
 _SEED = 8
 _PER_LEAF, _PER_BLOCK = 16, 256
@@ -219,4 +219,5 @@ def measure(quick: bool, note: Note) -> tuple[Figure, ...]:
         *measure_fleet(quick, note),
         *measure_replay(quick, note),
         *measure_in_job(quick, note),
+        *measure_pipelines(quick, note),
     )

@@ -16,12 +16,12 @@ from statistics import pstdev
 from typing import NamedTuple
 
 from benchmarks.figures import Figure, Note
+from lockstep.pipeline.checking import place_failures, spread_failures
+from lockstep.pipeline.dispatch import ScheduleOptions, plan_schedule
+from lockstep.pipeline.schedule import Shape, unit_times
 from planner.allocation.allocate import plan_allocation
 from planner.allocation.cluster import Cluster, Job, Node, Recovery
 from planner.allocation.throughput import tabulate
-from planner.pipeline.checking import place_failures, spread_failures
-from planner.pipeline.dispatch import ScheduleOptions, plan_schedule
-from planner.pipeline.schedule import Shape, unit_times
 
 NODES, LOSSES = 30, 15
 INTERVALS_S = {"6h": 21_600.0, "3h": 10_800.0, "1h": 3_600.0, "30m": 1_800.0, "10m": 601.2}

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from lockstep.errors import BadInput
+from lockstep.pipeline.checking import closed_form
+from lockstep.pipeline.schedule import Shape, Worker, unit_times
 from planner.allocation.allocate import JobPlan, plan_allocation
 from planner.allocation.cluster import Cluster, Job, Node, Recovery
 from planner.allocation.throughput import Throughput, tabulate
-from planner.pipeline.checking import closed_form
-from planner.pipeline.schedule import Shape, Worker, unit_times
 
 DATA = "LOCKSTEP_PUBLIC_DATA"
 _SERVERS = Path("faults_infinitehbd/fault_trace_first174d.json")

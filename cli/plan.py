@@ -12,6 +12,9 @@ from rich.table import Table as Picture
 
 from cli.setup import AsJson, err, out
 from lockstep.errors import BadInput
+from lockstep.pipeline.comparing import Comparison, compare, draw_schedule
+from lockstep.pipeline.schedule import Schedule, Shape, Times, Worker, unit_times
+from lockstep.pipeline.schedule_file import pack_schedule
 from lockstep.topology import load_topology
 from planner.allocation.allocate import Allocation, plan_allocation
 from planner.allocation.cluster import apply, parse_event
@@ -22,9 +25,6 @@ from planner.paths.flows import Flow, parse_flows
 from planner.paths.network import build_network, with_rates, without
 from planner.paths.planning import PathPlan, PlanOptions, plan_paths
 from planner.paths.report import draw_loads, explain, from_json, to_json
-from planner.pipeline.comparing import Comparison, compare, draw_schedule
-from planner.pipeline.schedule import Schedule, Shape, Times, Worker, unit_times
-from planner.pipeline.schedule_file import pack_schedule
 
 app = typer.Typer(no_args_is_help=True, help="Plans for traffic and for recovery.")
 

@@ -29,6 +29,7 @@ LockstepError
 ├── DestinationAway          where an agent sends its batches cannot be reached now; they wait
 ├── ReceiverAway             a receiver of alerts does not answer, or not properly; its message waits
 ├── GroupBroken              the replicas of a job have to meet anew: a connection closed, or one was given up
+├── JobOver                  the job has done its steps, without this process
 ├── SealBroken               what was sealed cannot be opened, or nothing can be sealed: a key is missing
 └── LeaseLost                another process has taken over; stop acting
 """
@@ -200,6 +201,10 @@ class SealBroken(LockstepError):
 
 class GroupBroken(LockstepError):
     """The group of replicas can no longer be used: a connection has closed, or there is a newer generation."""
+
+
+class JobOver(LockstepError):
+    """The job has done all its steps; who is late has nothing left to do."""
 
 
 class LeaseLost(LockstepError):

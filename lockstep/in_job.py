@@ -1,7 +1,7 @@
-"""What a job that can lose replicas and its controller write for each other: small files in one shared directory.
+"""What a job that can lose processes and its controller write for each other: small files in one shared directory.
 
 Each file is written whole under another name and then renamed, or linked where only the first writer may win: of two
-who propose the next generation one does, and the other reads what it became. A generation is a set of replicas that
+who propose the next generation one does, and the other reads what it became. A generation is a set of processes that
 work together; whoever is not in the newest one has nothing to say. An order is bound to the generation it was given
 for and carries the decision's mark, so that it is carried out once, and never against a job that has moved on.
 """
@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError
 
 from lockstep.verdict import Frozen
 
+Place = tuple[int, int]  # replica and stage
 InJobAct = Literal["drop_replica", "recycle"]
 IN_JOB_ACTS: tuple[InJobAct, ...] = ("drop_replica", "recycle")
 
@@ -25,8 +26,13 @@ class Member(Frozen):
     """One process of the job, for as long as it lives."""
 
     replica: int = Field(ge=0)
+    stage: int = Field(0, ge=0, description="of the replica's pipeline")
     start: str = Field(description="drawn by the process: one that comes back is another")
     node: str
+
+    @property
+    def place(self) -> "Place":
+        return self.replica, self.stage
 
 
 class Beat(Frozen):
@@ -41,7 +47,7 @@ class Generation(Frozen):
     """The replicas that work together from now on."""
 
     number: int = Field(ge=1)
-    members: tuple[Member, ...] = Field(min_length=1, description="by replica")
+    members: tuple[Member, ...] = Field(min_length=1, description="by replica and stage")
     cause: str
     mark: str | None = Field(None, description="of the order that it carries out")
     out: tuple[str, ...] = Field((), description="nodes that were ordered out, which nobody joins from")
@@ -57,7 +63,11 @@ class Announcement(Frozen):
     job: str
     can: tuple[InJobAct, ...]
     replicas: int = Field(ge=1, description="when it is whole")
+    stages: int = Field(1, ge=1, description="of each replica's pipeline")
     micro_batches: int = Field(ge=1, description="of a step, over all replicas")
+    speed_after: float | None = Field(
+        None, description="share of its speed without one process; None: it cannot tell"
+    )
 
 
 class Order(Frozen):
@@ -123,17 +133,20 @@ class JobFolder:
             return kind.model_validate_json((self.path / name).read_bytes())
         return None
 
-    def beats(self) -> dict[int, Beat]:
-        """Return the last beat of each replica that ever lived."""
+    def beats(self) -> dict[Place, Beat]:
+        """Return the last beat of each process that ever lived, by its place."""
         found = (self.read(name, Beat) for name in self._list("beats", ".json"))
-        return {beat.member.replica: beat for beat in found if beat}
+        return {beat.member.place: beat for beat in found if beat}
 
     def newest_generation(self, above: int = 0) -> Generation | None:
         """Return the newest one; None where there is none newer than `above`."""
-        newest = None
+        return [None, *self.generations(above)][-1]
+
+    def generations(self, above: int = 0) -> Iterator[Generation]:
+        """Yield those newer than `above`, the oldest first."""
         while (found := self.read(f"generations/{above + 1}.json", Generation)) is not None:
-            newest, above = found, above + 1
-        return newest
+            yield found
+            above += 1
 
     def orders(self) -> Iterator[Order]:
         """Yield the orders that have no answer, in the order of their names."""
@@ -164,7 +177,7 @@ def answer_name(order: Order) -> str:
     return f"answers/{order.mark}.{order.act}.{order.generation}.json"
 
 
-def nodes_of(generation: Generation) -> Mapping[str, tuple[int, ...]]:
-    """Return the replicas by the node they are on."""
+def nodes_of(generation: Generation) -> Mapping[str, tuple[Member, ...]]:
+    """Return the members by the node they are on."""
     nodes = dict.fromkeys(member.node for member in generation.members)
-    return {node: tuple(each.replica for each in generation.members if each.node == node) for node in nodes}
+    return {node: tuple(each for each in generation.members if each.node == node) for node in nodes}

@@ -79,6 +79,7 @@ class JobFacts:
     strangers: tuple[str, ...] = ()  # hosts that tell of it, and that the controller knows nothing of in it
     can: frozenset[InJobAct] = frozenset()  # what it has announced that it does when it is told to
     standstill_s: float | None = None  # that doing so has cost it the last time
+    speed_after: float | None = None  # share of its speed with which it reckons without one process
     is_over: bool = False  # the controller says that it has ended; or telemetry, where there is no controller
 
     @property

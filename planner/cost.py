@@ -251,11 +251,11 @@ def _shrink(
     if lost >= layout.replicas:
         return _unavailable(f"all {layout.replicas} replicas run there")
     share = share_micro_batches(layout, lost)
-    measured_s = context.job.standstill_s
+    measured_s, told = context.job.standstill_s, context.job.speed_after if lost == 1 else None
     return _Recovery(
         f"{what}: {share.reason}",
         downtime_s=context.durations.rebuild_s if measured_s is None else measured_s,
-        speed=speed_of(layout, share),
+        speed=speed_of(layout, share) if told is None else told,
         risk=1 - context.verdict.confidence,
     )
 

@@ -316,8 +316,9 @@ def _with_announced(job: JobFacts, view: JobView | None) -> JobFacts:
     """Return a job with what it has announced of itself; a hint says more of its layout."""
     if view is None or view.replicas is None:
         return job
-    announced = Layout(replicas=view.replicas, micro_batches=view.micro_batches)
-    return replace(job, can=frozenset(view.can), standstill_s=view.standstill_s, layout=job.layout or announced)
+    announced = Layout(stages=view.stages, replicas=view.replicas, micro_batches=view.micro_batches)
+    known = replace(job, standstill_s=view.standstill_s, speed_after=view.speed_after)
+    return replace(known, can=frozenset(view.can), layout=job.layout or announced)
 
 
 def _find_strangers(hosts: Iterable[str], view: JobView | None, listed: Sequence[Node]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import Field
 
 from lockstep.errors import LockstepError
-from lockstep.in_job import Beat, Generation, Member
+from lockstep.in_job import Beat, Generation, Member, Place
 from lockstep.verdict import Frozen
 
 Source = Literal["live", "memory", "disk", "nothing"]
@@ -86,11 +86,11 @@ def share_micro_batches(count: int, done: Mapping[int, Collection[int]]) -> dict
 
 
 def choose_members(
-    now: Generation | None, beats: Mapping[int, Beat], silent: Collection[Member], out: Collection[str]
+    now: Generation | None, beats: Mapping[Place, Beat], silent: Collection[Member], out: Collection[str]
 ) -> tuple[Member, ...]:
     """Return who is in the next generation: all that live and were not ordered out, new ones among them."""
     alive = (beat.member for beat in beats.values() if beat.member not in silent and beat.member.node not in out)
     known = set(now.members) if now else set[Member]()
     # A member whose beats cannot be read yet is not lost: only silence is a reason.
-    kept = {each for each in known if each.replica not in beats and each not in silent and each.node not in out}
-    return tuple(sorted({*alive, *kept}, key=lambda member: member.replica))
+    kept = {each for each in known if each.place not in beats and each not in silent and each.node not in out}
+    return tuple(sorted({*alive, *kept}, key=lambda member: member.place))

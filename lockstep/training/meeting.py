@@ -15,7 +15,19 @@ from uuid import uuid4
 
 from lockstep.clock import Clock, SystemClock
 from lockstep.errors import BadInput
-from lockstep.in_job import Announcement, Answer, Beat, Generation, JobFolder, Member, Order, answer_name, nodes_of
+from lockstep.in_job import (
+    Announcement,
+    Answer,
+    Beat,
+    Generation,
+    InJobAct,
+    JobFolder,
+    Member,
+    Order,
+    Place,
+    answer_name,
+    nodes_of,
+)
 from lockstep.training.agreement import choose_members
 
 STEPS_OF_A_HANG = 3  # Unicron's statistical monitor alarms at three times the mean iteration
@@ -23,7 +35,7 @@ STEPS_OF_A_HANG = 3  # Unicron's statistical monitor alarms at three times the m
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """The place of this process in its job, the same in all of them but for `replica`, `node` and `memory`."""
+    """The place of this process in its job; the same for all but for `replica`, `stage`, `node`, `memory`."""
 
     folder: Path  # shared by all replicas, and by the controller; one for each job
     job: str
@@ -31,7 +43,7 @@ class TrainingOptions:
     replicas: int  # of the whole job
     micro_batches: int  # of a step, over all replicas
     node: str = field(default_factory=socket.gethostname)
-    least: int = 1  # replicas with which the job goes on
+    least: int = 1  # replicas, of each stage, with which the job goes on
     memory: Path | None = None  # a folder on tmpfs for snapshots
     disk: Path | None = None
     memory_every: int = 1  # steps
@@ -39,13 +51,22 @@ class TrainingOptions:
     beat_s: float = 0.25
     silence_s: float = 1.5  # six beats
     start_s: float = 600.0  # is waited for the whole job at its start
+    stage: int = 0
+    stages: int = 1  # of each replica's pipeline, one process for each
 
     def __post_init__(self) -> None:
+        if not 0 <= self.stage < self.stages:
+            raise BadInput(f"stage={self.stage} is none of stages={self.stages}")
         if not 0 <= self.replica < self.replicas or not 1 <= self.least <= self.replicas <= self.micro_batches:
             raise BadInput(
                 f"replica={self.replica} of replicas={self.replicas} with least={self.least} and "
                 f"micro_batches={self.micro_batches} cannot work: each replica needs a micro-batch"
             )
+
+    @property
+    def can(self) -> InJobAct:
+        """How the job goes on without one of its processes."""
+        return "recycle" if self.stages > 1 else "drop_replica"
 
 
 class Meeting:
@@ -54,8 +75,10 @@ class Meeting:
     def __init__(self, options: TrainingOptions, clock: Clock | None = None) -> None:
         self._options, self._clock = options, clock or SystemClock()
         self.folder = JobFolder(options.folder)
-        self.me = Member(replica=options.replica, start=uuid4().hex, node=options.node)
+        self.me = Member(replica=options.replica, stage=options.stage, start=uuid4().hex, node=options.node)
         self.now: Generation | None = None  # the newest that was seen
+        self.speed_after: float | None = None  # that is announced
+        self.was_left_out = False  # some generation since the first was without this process
         self._number = 0  # of our own last beat: silence is counted in these, so that a folder that hangs is nobody's
         self._tended = 0
         self._seen: dict[Member, tuple[int, int, bool]] = {}  # last beat, since when, and whether it ever changed
@@ -71,7 +94,12 @@ class Meeting:
         """Write what this job can do."""
         wanted = self._options
         announced = Announcement(
-            job=wanted.job, can=("drop_replica",), replicas=wanted.replicas, micro_batches=wanted.micro_batches
+            job=wanted.job,
+            can=(wanted.can,),
+            replicas=wanted.replicas,
+            stages=wanted.stages,
+            micro_batches=wanted.micro_batches,
+            speed_after=self.speed_after,
         )
         self.folder.write("job.json", announced)
 
@@ -98,10 +126,11 @@ class Meeting:
         return self.now is not None and self.now.holds(self.me)
 
     def move_on(self) -> bool:
-        """Take note of a newer generation; return whether there was one."""
-        newer = self.folder.newest_generation(self.now.number if self.now else 0)
-        self.now = newer or self.now
-        return newer is not None
+        """Take note of newer generations; return whether there was one."""
+        newer = list(self.folder.generations(self.now.number if self.now else 0))
+        self.now = newer[-1] if newer else self.now
+        self.was_left_out |= any(not each.holds(self.me) for each in newer)
+        return bool(newer)
 
     def has_newer(self) -> bool:
         """Return whether there is a newer generation, without taking note of it."""
@@ -131,7 +160,7 @@ class Meeting:
                 return
         new = [beat.member for beat in beats.values() if self._is_new(beat.member)] if takes_new else []
         if silent or new or is_broken:
-            names = ", ".join(f"replica {member.replica} on {member.node}" for member in [*silent, *new])
+            names = ", ".join(f"{self._name(member)} on {member.node}" for member in [*silent, *new])
             what = "lost" if silent else "joins" if new else "a connection broke, and everybody lives"
             self._propose(beats, silent, now.out, f"{what}: {names}" if names else what)
 
@@ -145,8 +174,8 @@ class Meeting:
         )
         if self.now is not None and is_left:
             return  # its members may live: they take us in
-        enough = self._options.replicas if waited_s < self._options.start_s else self._options.least
-        if len(alive) < enough or alive[0] != self.me:
+        is_whole = len(alive) >= self._options.replicas * self._options.stages
+        if self._find_lack(alive) or alive[0] != self.me or not (is_whole or waited_s >= self._options.start_s):
             return
         dead = {beat.member for beat in beats.values()} - set(alive)
         self._propose(beats, dead, (), "the job starts")
@@ -157,35 +186,53 @@ class Meeting:
         told = {"mark": order.mark, "outcome": outcome, "message": message, "generation": self.now.number}
         self.folder.write_first(answer_name(order), Answer.model_validate(told))
 
-    def _obey(self, order: Order, beats: dict[int, Beat], silent: Collection[Member]) -> bool:
+    def _obey(self, order: Order, beats: dict[Place, Beat], silent: Collection[Member]) -> bool:
         """Carry out or answer an order; return whether it made a generation."""
         now = self.now
         assert now is not None
         nodes = nodes_of(now)
-        lost = [f"{node} (replica {', '.join(map(str, nodes[node]))})" for node in order.nodes if node in nodes]
+        lost = [f"{node} ({', '.join(map(self._name, nodes[node]))})" for node in order.nodes if node in nodes]
         left = [member for member in now.members if member.node not in order.nodes]
         if order.act == "admit":
             self.answer(order, "done", f"replicas on {', '.join(order.nodes)} may join")
             out = tuple(node for node in now.out if node not in order.nodes)
             return out != now.out and self._propose(beats, silent, out, "a node is admitted again", order.mark)
-        if order.act != "drop_replica":
+        if order.act != self._options.can:
             self.answer(order, "refused", f"this job cannot {order.act}")
         elif now.mark == order.mark and not lost:
-            self.answer(order, "done", f"generation {now.number} goes on with {len(now.members)} replicas")
+            self.answer(order, "done", f"generation {now.number} goes on with {len(now.members)} {self._kind}s")
         elif not lost:
-            self.answer(order, "already", f"no replica of generation {now.number} is on {', '.join(order.nodes)}")
+            where = f"generation {now.number} is on {', '.join(order.nodes)}"
+            self.answer(order, "already", f"no {self._kind} of {where}")
         elif order.generation != now.number:
             self.answer(order, "refused", f"it is for generation {order.generation}, and this is {now.number}")
-        elif len(left) < self._options.least:
-            self.answer(order, "refused", f"{len(left)} replicas would be left, and {self._options.least} are needed")
+        elif lack := self._find_lack(left):
+            self.answer(order, "refused", lack)
         else:
             out = tuple(sorted({*now.out, *order.nodes}))
             return self._propose(beats, silent, out, f"ordered out: {'; '.join(lost)}", order.mark)
         return False
 
+    @property
+    def _kind(self) -> str:
+        return "worker" if self._options.stages > 1 else "replica"
+
+    def _name(self, member: Member) -> str:
+        return f"replica {member.replica}" + (f", stage {member.stage}" if self._options.stages > 1 else "")
+
+    def _find_lack(self, members: Collection[Member]) -> str | None:
+        """Return why these are too few to go on with; None where they are not."""
+        least, stages = self._options.least, self._options.stages
+        for stage in range(stages):
+            left = sum(member.stage == stage for member in members)
+            if left < least:
+                where = f" of stage {stage}" if stages > 1 else ""
+                return f"{left} replicas{where} would be left, and {least} are needed"
+        return None
+
     def _propose(
         self,
-        beats: dict[int, Beat],
+        beats: dict[Place, Beat],
         silent: Collection[Member],
         out: Collection[str],
         cause: str,
@@ -196,13 +243,13 @@ class Meeting:
         old = self.now.members if self.now else ()
         living = {each: beat for each, beat in beats.items() if beat.member in old or self._is_alive(beat.member)}
         members = choose_members(self.now, living, silent, out)
-        if len(members) < self._options.least:
+        if self._find_lack(members):
             return False
         made = Generation(number=number, members=members, cause=cause, mark=mark, out=tuple(sorted(out)))
         self.folder.write_first(f"generations/{number}.json", made)
         return True
 
-    def _poll(self) -> dict[int, Beat]:
+    def _poll(self) -> dict[Place, Beat]:
         """Read all beats, and remember since when each is what it is."""
         beats = self.folder.beats()
         for beat in beats.values():
@@ -211,8 +258,8 @@ class Meeting:
                 self._seen[beat.member] = (beat.number, self._number, known is not None or beat.member == self.me)
         return beats
 
-    def _is_lost(self, member: Member, beats: dict[int, Beat], patience_s: float) -> bool:
-        other = beats.get(member.replica)
+    def _is_lost(self, member: Member, beats: dict[Place, Beat], patience_s: float) -> bool:
+        other = beats.get(member.place)
         return self._is_silent(member, patience_s) or (other is not None and other.member.start != member.start)
 
     def _is_silent(self, member: Member, patience_s: float) -> bool:
@@ -229,7 +276,7 @@ class Meeting:
 
     @property
     def _beat_name(self) -> str:
-        return f"beats/{self.me.replica}.json"
+        return f"beats/{self.me.replica}.{self.me.stage}.json"
 
     def _live(self) -> None:
         while not self._left.is_set():

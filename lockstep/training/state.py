@@ -2,7 +2,7 @@
 
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,11 +94,15 @@ class Snapshots:
 
     def newest(self) -> Snapshot | None:
         """Return the newest that can be read, the nearer one of two alike."""
+        return next(self.readable(), None)
+
+    def readable(self) -> Iterator[Snapshot]:
+        """Yield those that can be read, the newest first."""
         files = [(int(file.stem[5:]), -number, file) for number, (_, folder) in enumerate(self._folders)
                  for file in folder.glob("step-*.pt")]  # fmt: skip
         for step, number, file in sorted(files, reverse=True):
             try:
-                return Snapshot(self._folders[-number][0], step, _load(file))
+                found = Snapshot(self._folders[-number][0], step, _load(file))
             except Exception:  # noqa: BLE001, S112  # torn, zero-filled, or gone: the one before is asked
                 continue
-        return None
+            yield found

@@ -1,7 +1,7 @@
-"""Speaks to jobs that can lose replicas, by files in a folder that both see; all else is left to another controller.
+"""Speaks to jobs that can lose processes, by files in a folder that both see; all else is left to another controller.
 
 The other controller has the nodes and starts jobs; this one speaks to what runs. An order is a file that names its
-mark, its nodes and the generation of replicas it was given for; the job answers with a file. So an order that is
+mark, its nodes and the generation of processes it was given for; the job answers with a file. So an order that is
 asked for again is the same one, one for a generation that is over changes nothing, and nobody listens on a port.
 """
 
@@ -105,7 +105,7 @@ class InJobController:
         return self._beside.reattempt(job, mark)
 
     def job(self, job: str) -> JobView | None:
-        """Return a job with what it has announced, while one of its replicas lives."""
+        """Return a job with what it has announced, while one of its processes lives."""
         with _reading():
             return self._describe(job, self._beside.job(job))
 
@@ -119,7 +119,9 @@ class InJobController:
             view or JobView(job, "running", tuple(nodes_of(now))),
             can=announced.can,
             replicas=announced.replicas,
+            stages=announced.stages,
             micro_batches=-(-announced.micro_batches // announced.replicas),
+            speed_after=announced.speed_after,
             standstill_s=next((effect.standstill_s for effect in effects if effect), None),
         )
 

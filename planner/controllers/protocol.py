@@ -61,8 +61,10 @@ class JobView:
     mark: str | None = None  # of the decision that started it
     can: tuple[InJobAct, ...] = ()  # what it has announced that it can do by itself
     replicas: int | None = None  # of a job that has announced something, when it is whole
+    stages: int = 1  # of each of them
     micro_batches: int | None = None  # of each of them in a step
-    standstill_s: float | None = None  # that its last loss of a replica has cost
+    speed_after: float | None = None  # share of its speed with which it reckons without one process
+    standstill_s: float | None = None  # that its last loss of a process has cost
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from lockstep.fabrics import leaf_spine
+from lockstep.pipeline.checking import find_faults
+from lockstep.pipeline.schedule import Worker
+from lockstep.pipeline.schedule_file import StepSchedule, unpack_schedule
 from lockstep.topology import dump_topology
-from planner.pipeline.checking import find_faults
-from planner.pipeline.schedule import Worker
-from planner.pipeline.schedule_file import StepSchedule, unpack_schedule
 from tests.cli.commands import Outcome, Run, check_failure
 
 ROWS = [{"id": f"{i}", "src": f"h{i}", "dst": f"h{(i + 4) % 16}", "gbps": 400.0} for i in range(16)]

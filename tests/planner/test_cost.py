@@ -106,6 +106,11 @@ def test_what_a_loss_has_cost_a_job_before_is_what_the_next_one_costs() -> None:
     assert option("recycle", context(crash(), job(layout=pipeline(), can=IN_JOB))).cost.downtime_s == 15.0
 
 
+def test_a_job_that_has_told_its_own_forecast_is_taken_at_its_word_for_one_loss() -> None:
+    known = job(layout=pipeline(), can=IN_JOB, speed_after=0.8)
+    assert option("recycle", context(crash(), known)).cost.throughput_after == 0.8
+
+
 def test_link_between_switches_is_gone_around_for_nothing() -> None:
     constraints = context(verdict(component="link:leaf0--spine1"), within=cluster(can_reroute=True))
     assert weigh(constraints)[0].action == "reroute"

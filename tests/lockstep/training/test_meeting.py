@@ -101,6 +101,23 @@ def test_a_new_process_of_a_lost_replica_is_let_in_once_it_is_seen_to_live(three
     assert not found.holds(lost.me)
 
 
+def test_a_process_that_slept_through_its_loss_and_its_return_knows_that_it_was_left_out(
+    three: list[Meeting],
+) -> None:
+    first, lost, last = three
+    tend(*three)
+    tend(first, last)
+    beat(first, last, times=5)
+    assert numbers(tend(first, last)) == [0, 2]
+    for _ in range(3):
+        lost.beat()  # its thread does, before its loop looks
+        found = tend(first, last, takes_new=True)
+    assert numbers(found) == [0, 1, 2]
+    assert lost.move_on()
+    assert lost.is_member
+    assert lost.was_left_out
+
+
 def test_a_broken_connection_between_the_living_makes_a_generation_of_the_same(three: list[Meeting]) -> None:
     tend(*three)
     found = tend(*three, is_broken=True)
@@ -147,6 +164,32 @@ def test_an_order_that_would_leave_too_few_is_refused(tmp_path: Path) -> None:
     answer = order(made)
     assert answer is not None
     assert answer.message == "2 replicas would be left, and 3 are needed"
+
+
+def worker(folder: Path, replica: int, stage: int) -> Meeting:
+    node = f"h{2 * replica + stage}"
+    return Meeting(TrainingOptions(folder, "train", replica, 2, 4, node, silence_s=1.0, stage=stage, stages=2))
+
+
+def test_a_pipeline_goes_on_while_each_stage_has_a_worker(tmp_path: Path) -> None:
+    made = [worker(tmp_path, replica, stage) for replica in range(2) for stage in range(2)]
+    for _ in range(2):
+        beat(*made)
+        made[0].begin(0.0)
+    for each in made:
+        each.move_on()
+    answer = order(made, "recycle")
+    assert answer is not None
+    assert answer.message == "generation 2 goes on with 3 workers"
+    refused = order(made, "recycle", "h3", generation=2)
+    assert refused is not None
+    assert refused.message == "0 replicas of stage 1 would be left, and 1 are needed"
+    first, _, other, _ = made
+    tend(first, other)
+    beat(first, other, times=5)
+    found = tend(first, other)
+    assert found is not None
+    assert found.number == 2, "nobody is left who has the last one's stage: it is waited for"
 
 
 def test_processes_of_a_job_that_starts_again_wait_for_those_of_before_and_then_for_all(three: list[Meeting]) -> None:

@@ -2,7 +2,10 @@
 
 import contextlib
 import io
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +18,7 @@ from lockstep.errors import BadInput, LockstepError
 from lockstep.training.meeting import TrainingOptions
 from lockstep.training.replica import Replica
 from tests.conftest import REPO
+from tests.waiting import LIMIT_S
 
 MICRO_BATCHES = 4
 
@@ -107,10 +111,14 @@ def test_a_loop_that_leaves_a_step_early_or_counts_a_loss_twice_is_refused(repli
         step.backward(torch.ones(1, requires_grad=True).sum())
 
 
+def programs_of_the_manual() -> list[str]:
+    manual = (REPO / "docs" / "training.md").read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", manual, re.DOTALL)
+
+
 def test_the_program_of_the_manual_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    manual = (REPO / "docs" / "training.md").read_text(encoding="utf-8")
-    [program] = re.findall(r"```python\n(.*?)```", manual, re.DOTALL)
+    program, _ = programs_of_the_manual()
     assert len(program.splitlines()) <= 150
     names: dict[str, object] = {"__name__": "manual"}
     exec(compile(program.replace("/dev/shm", str(tmp_path)), "docs/training.md", "exec"), names)
@@ -121,4 +129,26 @@ def test_the_program_of_the_manual_runs_as_it_stands(tmp_path: Path, monkeypatch
         main(tmp_path / "job", 0, 1, 3)
     losses = [float(line.split()[3]) for line in told.getvalue().splitlines()]
     assert len(losses) == 3
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.slow  # two processes import torch
+def test_the_pipeline_of_the_manual_runs_as_it_stands(tmp_path: Path) -> None:
+    _, program = programs_of_the_manual()
+    file = tmp_path / "train.py"
+    file.write_text(program, encoding="utf-8")
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(REPO)}
+    stages = [
+        subprocess.Popen(
+            [sys.executable, file, tmp_path / "job", "0", "1", str(stage), "2", "4"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for stage in range(2)
+    ]
+    told = [stage.communicate(timeout=LIMIT_S)[0].splitlines() for stage in stages]
+    assert told[0] == told[1]
+    losses = [float(line.split()[3]) for line in told[0]]
+    assert len(losses) == 4
     assert losses[-1] < losses[0]

@@ -1,13 +1,14 @@
 """Jobs are told through their folder, once for each mark, and nothing that they have not announced."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from lockstep.clock import ManualClock, SystemClock
+from lockstep.decision import Action
 from lockstep.errors import BadInput, ControllerDown
 from lockstep.in_job import Effect, JobFolder, Order
 from lockstep.state.database import ControlDatabase
@@ -45,7 +46,26 @@ def controller(tmp_path: Path, beside: Controller, **options: object) -> InJobCo
 def replicas(tmp_path: Path) -> list[Meeting]:
     """A job of three replicas in its first generation."""
     path = tmp_path / "jobs" / "train"
-    made = [Meeting(TrainingOptions(path, "train", n, 3, 6, node, silence_s=99.0)) for n, node in enumerate(NODES)]
+    return begun(
+        [Meeting(TrainingOptions(path, "train", n, 3, 6, node, silence_s=99.0)) for n, node in enumerate(NODES)]
+    )
+
+
+def workers(tmp_path: Path) -> list[Meeting]:
+    """A pipeline of three replicas and two stages in its first generation; each replica has a node."""
+    path = tmp_path / "jobs" / "train"
+    shape = {"replicas": 3, "stages": 2, "micro_batches": 12, "silence_s": 99.0}
+    places = [(replica, stage) for replica in range(3) for stage in range(2)]
+    return begun(
+        [
+            Meeting(TrainingOptions(path, "train", replica, stage=stage, node=NODES[replica], **shape))  # type: ignore[arg-type]  # of a test's own
+            for replica, stage in places
+        ]
+    )
+
+
+def begun(made: list[Meeting]) -> list[Meeting]:
+    """Let a job begin."""
     for _ in range(2):
         for each in made:
             each.announce()
@@ -151,6 +171,23 @@ def test_a_job_that_has_announced_nothing_or_says_nothing_is_not_pressed(
         assert controller(tmp_path, beside).shrink(WITHOUT_H1).is_good
 
 
+def test_a_pipeline_is_told_to_hand_work_to_peers_and_to_nothing_else(tmp_path: Path, beside: FakeController) -> None:
+    job, ours = workers(tmp_path), controller(tmp_path, beside)
+    job[0].speed_after = 0.8
+    job[0].announce()
+    view = ours.job("train")
+    assert view is not None
+    assert (view.can, view.replicas, view.stages, view.micro_batches) == (("recycle",), 3, 2, 4)
+    assert view.speed_after == 0.8
+    with at_work(job):
+        assert ours.shrink(WITHOUT_H1).what == "train has not announced that it can drop_replica"
+        report = ours.shrink(Shrink("d1", "train", "recycle", ("h1",)))
+        assert (report.outcome, report.what) == ("done", "generation 2 goes on with 4 workers")
+    assert job[0].now is not None
+    assert [member.place for member in job[0].now.members] == [(0, 0), (0, 1), (2, 0), (2, 1)]
+    assert job[0].now.cause == "ordered out: h1 (replica 1, stage 0, replica 1, stage 1)"
+
+
 def test_an_order_for_a_generation_that_is_over_is_given_anew(tmp_path: Path, beside: FakeController) -> None:
     job = replicas(tmp_path)
     stale = Order(mark="d1", act="drop_replica", nodes=("h1",), generation=0)
@@ -186,26 +223,32 @@ def test_settings_name_the_controller_beside_it_with_its_options(tmp_path: Path)
         make_controller("in_job", options | {"folder": "/shared/{node}"})
 
 
+@pytest.mark.parametrize(("job_of", "action"), [(replicas, "drop_replica"), (workers, "recycle")])
 def test_a_dead_host_is_decided_on_ordered_out_and_what_that_brought_is_measured(
-    tmp_path: Path, beside: FakeController, control: ControlDatabase, lease: Lease
+    tmp_path: Path,
+    beside: FakeController,
+    control: ControlDatabase,
+    lease: Lease,
+    job_of: Callable[[Path], list[Meeting]],
+    action: Action,
 ) -> None:
-    job, ours = replicas(tmp_path), controller(tmp_path, beside)
+    job, ours = job_of(tmp_path), controller(tmp_path, beside)
     save_incidents(control, [incident(crash(component="host:h1", last_seen_ns=seconds(10)))], None)
     around = cluster(spares=(), hosts=frozenset(NODES), block_of={})
     reader = FactReader(None, ours, None, None, around, {})
-    options = PlannerOptions(policy=Policy(modes={"drop_replica": "execute"}))
+    options = PlannerOptions(policy=Policy(modes={action: "execute"}))
     planner = PlannerService(control, reader, options, Executor(control, ours))
     with at_work(job):
         planner.run_once(lease, seconds(10))
         planner.run_once(lease, seconds(11))
         planner.run_once(lease, seconds(12))
     (made,) = list_decisions(control)
-    assert (made.action, [part.node for part in made.isolate]) == ("drop_replica", ["h1"])
+    assert (made.action, [part.node for part in made.isolate]) == (action, ["h1"])
     assert made.cost.downtime_s == 15.0
     (run,) = list_executions(control)
     assert [(step.act, step.state) for step in run.steps] == [
         ("isolate", "done"),
-        ("drop_replica", "done"),
+        (action, "done"),
         ("watch", "begun"),
     ]
     assert beside.world.acts == ["isolate h1"]

@@ -6,9 +6,10 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from planner.pipeline.schedule import Shape
-from tests.testbed.training.plan import ModelOptions
-from tests.testbed.training.routes import Piece
+from lockstep.training.participant import MicroBatch
+
+_WIDTH, _BLOCKS = 12, 2  # of each stage: small enough for a CPU
+HIDDEN = (3, _WIDTH)  # what a micro-batch of three samples is between two stages
 
 
 class Block(nn.Module):  # type: ignore[misc]  # mypy does not read torch
@@ -26,12 +27,17 @@ class Block(nn.Module):  # type: ignore[misc]  # mypy does not read torch
         return values + self.down(hidden)
 
 
-def build_stage(options: ModelOptions, stage: int) -> nn.Sequential:
-    """Return the blocks of a stage; equal for equal options and stage, whatever was drawn before."""
-    blocks = nn.Sequential(*(Block(options.width) for _ in range(options.blocks)))
+def build_stage(stage: int, seed: int = 1) -> nn.Sequential:
+    """Return the blocks of a stage; equal for equal seeds and stages, whatever was drawn before."""
+    blocks = nn.Sequential(*(Block(_WIDTH) for _ in range(_BLOCKS)))
     for name, parameter in blocks.named_parameters():
-        fill(parameter, f"{options.seed}/{stage}/{name}")
+        fill(parameter, f"{seed}/{stage}/{name}")
     return blocks
+
+
+def make_optimizer(module: nn.Module) -> torch.optim.Optimizer:
+    """Return an optimizer as it begins."""
+    return torch.optim.AdamW(module.parameters(), lr=0.01, weight_decay=0.1, foreach=False)
 
 
 def fill(parameter: nn.Parameter, name: str) -> None:
@@ -42,16 +48,18 @@ def fill(parameter: nn.Parameter, name: str) -> None:
         parameter.copy_(drawn + 1 if name.endswith("norm.weight") else drawn)
 
 
-def make_batch(options: ModelOptions, step: int, piece: Piece) -> tuple[Tensor, Tensor]:
-    """Return the inputs and targets of a micro-batch."""
-    generator = seeded(f"{options.seed}/batch/{step}/{piece.pipeline}/{piece.micro_batch}")
-    inputs, targets = torch.randn(2, options.samples, options.width, generator=generator)
-    return inputs, 3 * targets  # far away, so that clipping has something to do
+def inputs_of(batch: MicroBatch) -> Tensor:
+    """Return what goes into the first stage."""
+    return _draw(batch)[0]
 
 
-def loss_of(outputs: Tensor, targets: Tensor, shape: Shape) -> Tensor:
-    """Return a micro-batch's share of the loss, the mean over the micro-batches of all pipelines."""
-    return nn.functional.mse_loss(outputs, targets) / (shape.pipelines * shape.micro_batches)
+def loss_of(outputs: Tensor, batch: MicroBatch) -> Tensor:
+    """Return the loss of what came out of the last stage; targets are far away, so that clipping has to do."""
+    return nn.functional.mse_loss(outputs, 3 * _draw(batch)[1])
+
+
+def _draw(batch: MicroBatch) -> Tensor:
+    return torch.randn(2, *HIDDEN, generator=seeded(f"batch/{batch.step}/{batch.number}"))
 
 
 def seeded(name: str) -> torch.Generator:

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from planner.pipeline.schedule import Shape
-from tests.testbed.training.model import build_stage, loss_of, make_batch
-from tests.testbed.training.plan import ModelOptions, TuningOptions
-from tests.testbed.training.routes import Piece
+from lockstep.training.participant import MicroBatch
+from tests.testbed.training.model import build_stage, inputs_of, loss_of, make_optimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,30 +19,21 @@ class PlainRun:
     parameters: list[dict[str, Tensor]]
 
 
-def train_plainly(shape: Shape, steps: int, tuning: TuningOptions, skipped: Collection[int] = ()) -> PlainRun:
+def train_plainly(
+    stages: int, micro_batches: int, steps: int, largest_norm: float, skipped: Collection[int] = ()
+) -> PlainRun:
     """Train without pipeline; the optimizer passes over skipped steps."""
-    model = ModelOptions()
-    stages = nn.ModuleList(build_stage(model, stage) for stage in range(shape.stages))
-    adam = torch.optim.AdamW(stages.parameters(), lr=tuning.learning_rate, weight_decay=tuning.weight_decay)
+    model = nn.Sequential(*(build_stage(stage) for stage in range(stages)))
+    optimizer = make_optimizer(model)
     run = PlainRun([], [], [])
     for step in range(steps):
-        adam.zero_grad()
-        loss = _loss(stages, shape, model, step)
+        optimizer.zero_grad()
+        batches = [MicroBatch(step, number) for number in range(micro_batches)]
+        loss = torch.stack([loss_of(model(inputs_of(batch)), batch) for batch in batches]).mean()
         loss.backward()
         run.losses.append(float(loss.detach()))
-        run.norms.append(float(nn.utils.clip_grad_norm_(stages.parameters(), tuning.largest_norm)))
+        run.norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), largest_norm)))
         if step not in skipped:
-            adam.step()
-    run.parameters.extend(stage.state_dict() for stage in stages)
+            optimizer.step()
+    run.parameters.extend(stage.state_dict() for stage in model)
     return run
-
-
-def _loss(stages: nn.ModuleList, shape: Shape, model: ModelOptions, step: int) -> Tensor:
-    total = torch.zeros(())
-    for pipeline in range(shape.pipelines):
-        for micro_batch in range(shape.micro_batches):
-            values, targets = make_batch(model, step, Piece(pipeline, micro_batch, 0))
-            for stage in stages:
-                values = stage(values)
-            total = total + loss_of(values, targets, shape)
-    return total

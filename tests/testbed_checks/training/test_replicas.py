@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from lockstep.in_job import Effect, Generation, JobFolder
-from tests.testbed.replica_program import loss_of, make_model
-from tests.testbed.replicas import Fault, ReplicaJob, ReplicaRun, run_replicas
+from tests.testbed.training.jobs import Fault, TrainingJob, TrainingRun, run_jobs
+from tests.testbed.training.replica_program import loss_of, make_model
 from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.slow
@@ -26,7 +26,7 @@ FAULTS = {
 OPTIONS = {"stopped and ordered out": {"silence_s": LIMIT_S}}  # nobody would give it up by himself
 # Sums of float32 in another order differ in the last places, 1.2e-7 of values around 1; measured: 2e-7 at most.
 TOLERANCE = 1e-6
-Runs = Mapping[str, tuple[ReplicaJob, ReplicaRun]]
+Runs = Mapping[str, tuple[TrainingJob, TrainingRun]]
 
 
 @pytest.fixture(scope="module")
@@ -34,17 +34,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """All jobs, one after the other."""
     folder = tmp_path_factory.mktemp("replicas")
     jobs = {
-        name: ReplicaJob(folder=folder / str(number), faults=faults, options=OPTIONS.get(name, {}))
+        name: TrainingJob(folder=folder / str(number), faults=faults, options=OPTIONS.get(name, {}))
         for number, (name, faults) in enumerate(FAULTS.items())
     }
-    done = run_replicas(list(jobs.values()), LIMIT_S)
+    done = run_jobs(list(jobs.values()), LIMIT_S)
     return {name: (jobs[name], run) for name, run in zip(jobs, done, strict=True)}
 
 
 @pytest.fixture(scope="module")
 def plain() -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses and parameters of plain torch in one process."""
-    job = ReplicaJob(folder=Path())
+    job = TrainingJob(folder=Path())
     model, optimizer = make_model()
     losses = []
     for step in range(job.steps):
@@ -65,7 +65,7 @@ def test_losses_and_parameters_are_those_of_plain_torch(
     assert run.losses() == pytest.approx(losses, rel=TOLERANCE)
     ends = {file.stem: torch.load(file, weights_only=True) for file in job.folder.glob("end-*.pt")}
     gone = {fault.replica for fault in job.faults if not fault.back}
-    assert ends.keys() == {f"end-{replica}" for replica in range(job.replicas) if replica not in gone}
+    assert ends.keys() == {f"end-{replica}-0" for replica in range(job.replicas) if replica not in gone}
     for name, end in ends.items():
         differences = {key: float((end[key] - parameters[key]).abs().max()) for key in parameters}
         assert max(differences.values()) < TOLERANCE, (name, differences)
@@ -75,11 +75,11 @@ def test_losses_and_parameters_are_those_of_plain_torch(
 def test_no_step_is_done_again_and_the_others_wait_for_nobody_who_is_lost(runs: Runs, name: str) -> None:
     job, run = runs[name]
     for fault in job.faults:
-        told = {replica for replica, step in run.told if step == fault.step}
+        told = {replica for (replica, _), step in run.told if step == fault.step}
         assert fault.replica not in told or fault.back
     back = [fault for fault in job.faults if fault.back]
     if back:
-        last = {replicas for (_, step), (_, replicas) in run.told.items() if step == job.steps - 1}
+        last = {line["members"] for (_, step), line in run.told.items() if step == job.steps - 1}
         assert last == {job.replicas}
     first = JobFolder(job.folder).read("generations/2.json", Generation)
     assert first is not None

@@ -2,9 +2,9 @@
 
 from xml.etree import ElementTree
 
-from planner.pipeline.comparing import describe, draw_schedule
-from planner.pipeline.dispatch import ScheduleOptions, plan_schedule
-from tests.planner.pipeline.grids import EXAMPLE, ONE_GONE, SLOTS
+from lockstep.pipeline.comparing import describe, draw_schedule
+from lockstep.pipeline.dispatch import ScheduleOptions, plan_schedule
+from tests.lockstep.pipeline.grids import EXAMPLE, ONE_GONE, SLOTS
 
 SVG = "{http://www.w3.org/2000/svg}"
 MADE = plan_schedule(EXAMPLE, SLOTS, ONE_GONE)

@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from lockstep.errors import BadInput
-from planner.pipeline.schedule import Op, Schedule, Shape, Worker
+from lockstep.pipeline.schedule import Op, Schedule, Shape, Worker
 
-What = Literal["activation", "gradient", "state"]
-_WHATS: tuple[What, ...] = ("activation", "gradient", "state")
+What = Literal["activation", "gradient"]
+_WHATS: tuple[What, ...] = ("activation", "gradient")
+_UNDER_WAY = 2  # a step begins when all messages of the step before the last have come
 _BACKWARDS = (Counter(["both"]), Counter(["input", "weight"]))
 
 
@@ -30,12 +31,12 @@ def piece_of(op: Op) -> Piece:
 
 
 def tag_of(what: What, step: int, piece: Piece, shape: Shape) -> int:
-    """Return the number that names a message; different for different messages of a job.
+    """Return the number that names a message; different for all that can be under way at a time.
 
     >>> tag_of("gradient", 0, Piece(0, 1, 1), Shape(stages=2, pipelines=3, micro_batches=4))
     27
     """
-    tag = step * len(_WHATS) + _WHATS.index(what)
+    tag = step % _UNDER_WAY * len(_WHATS) + _WHATS.index(what)
     for digit, base in zip(piece, (shape.pipelines, shape.micro_batches, shape.stages), strict=True):
         tag = tag * base + digit
     return tag

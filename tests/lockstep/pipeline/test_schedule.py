@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.errors import BadInput
-from planner.pipeline.schedule import Worker, find_load, share_guests
-from tests.planner.pipeline.grids import EXAMPLE, ONE_GONE, failures_for, shapes
+from lockstep.pipeline.schedule import Worker, find_load, share_guests
+from tests.lockstep.pipeline.grids import EXAMPLE, ONE_GONE, failures_for, shapes
 
 
 def test_six_guests_for_two_peers_are_three_each_and_a_stage_without_copies_is_lost() -> None:

@@ -2,8 +2,8 @@
 
 from collections import defaultdict
 
+from lockstep.pipeline.schedule import Op, Schedule, Shape, Times, Worker
 from lockstep.verdict import Frozen
-from planner.pipeline.schedule import Op, Schedule, Shape, Times, Worker
 
 
 class StepSchedule(Frozen):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.pipeline.checking import (
+from lockstep.pipeline.checking import (
     Split,
     closed_form,
     find_bound,
@@ -16,9 +16,9 @@ from planner.pipeline.checking import (
     place_failures,
     spread_failures,
 )
-from planner.pipeline.dispatch import ScheduleOptions, plan_schedule
-from planner.pipeline.schedule import Op, Schedule, Shape, Times, Worker, unit_times
-from tests.planner.pipeline.grids import EXAMPLE, ONE_GONE, SLOTS, failures_for, shapes, spread
+from lockstep.pipeline.dispatch import ScheduleOptions, plan_schedule
+from lockstep.pipeline.schedule import Op, Schedule, Shape, Times, Worker, unit_times
+from tests.lockstep.pipeline.grids import EXAMPLE, ONE_GONE, SLOTS, failures_for, shapes, spread
 
 RIGHT = plan_schedule(EXAMPLE, SLOTS, ONE_GONE)
 SOMEBODY = Worker(0, 2)

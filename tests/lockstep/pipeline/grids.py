@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from planner.pipeline.schedule import Shape, Times, Worker, unit_times
+from lockstep.pipeline.schedule import Shape, Times, Worker, unit_times
 
 EXAMPLE = Shape(stages=4, pipelines=3, micro_batches=6)  # the worked example of the ReCycle paper
 SLOTS = unit_times(4)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 
-from planner.pipeline.schedule import RELEASING, Kind, Op, Schedule, Shape, Times, Worker, find_load
+from lockstep.pipeline.schedule import RELEASING, Kind, Op, Schedule, Shape, Times, Worker, find_load
 
 _LATE = 1e-6  # of the makespan: sums of floats in another order differ by less
 

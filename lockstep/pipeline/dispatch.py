@@ -16,8 +16,8 @@ from itertools import product
 from typing import Literal, NamedTuple
 
 from lockstep.errors import BadInput
-from planner.pipeline.checking import find_bound
-from planner.pipeline.schedule import Kind, Op, Schedule, Shape, Times, Worker, check_grid, find_load, share_guests
+from lockstep.pipeline.checking import find_bound
+from lockstep.pipeline.schedule import Kind, Op, Schedule, Shape, Times, Worker, check_grid, find_load, share_guests
 
 _FORWARD, _BACK, _WEIGHT, _DOWN, _UP = range(5)  # what ends at an event; the last two are arrivals at a next stage
 _SAME = 1e-9  # of the shortest piece of work: moments closer than this are one, though sums of floats differ
@@ -252,7 +252,7 @@ def plan_schedule(
     More micro-batches in flight hide more of the pipeline's depth and cost memory. So limits are tried from small to
     large, and the first schedule that reaches the lower bound is taken.
 
-    >>> from planner.pipeline.schedule import unit_times
+    >>> from lockstep.pipeline.schedule import unit_times
     >>> plan_schedule(Shape(4, 3, 6), unit_times(4), {Worker(1, 2)}).period
     27.0
     """

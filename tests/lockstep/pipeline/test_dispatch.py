@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.errors import BadInput
-from planner.pipeline.checking import find_bound, find_faults
-from planner.pipeline.dispatch import ScheduleOptions, plan_schedule, spread_limit
-from planner.pipeline.schedule import Shape, Times, Worker, find_load, unit_times
-from tests.planner.pipeline.grids import EXAMPLE, ONE_GONE, SLOTS, failures_for, shapes, spread, times_for
+from lockstep.pipeline.checking import find_bound, find_faults
+from lockstep.pipeline.dispatch import ScheduleOptions, plan_schedule, spread_limit
+from lockstep.pipeline.schedule import Shape, Times, Worker, find_load, unit_times
+from tests.lockstep.pipeline.grids import EXAMPLE, ONE_GONE, SLOTS, failures_for, shapes, spread, times_for
 from tests.tiers import long_except
 
 IN_1F1B = ScheduleOptions(is_decoupled=False, is_staggered=False, keeps_order=True)

@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from planner.pipeline.checking import Bound, closed_form, find_bound
-from planner.pipeline.dispatch import ScheduleOptions, plan_schedule
-from planner.pipeline.schedule import Kind, Op, Schedule, Shape, Times, Worker
+from lockstep.pipeline.checking import Bound, closed_form, find_bound
+from lockstep.pipeline.dispatch import ScheduleOptions, plan_schedule
+from lockstep.pipeline.schedule import Kind, Op, Schedule, Shape, Times, Worker
 
 
 @dataclass(frozen=True, slots=True)

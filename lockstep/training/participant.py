@@ -1,0 +1,172 @@
+"""What a replica and a worker of a pipeline have in common: they meet, agree, and count what they have settled."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self, TypeVar
+
+import torch
+from torch import nn
+
+from lockstep.clock import Clock, SystemClock
+from lockstep.errors import GroupBroken, JobOver
+from lockstep.in_job import Generation, Member, Over
+from lockstep.training.group import Group
+from lockstep.training.meeting import STEPS_OF_A_HANG, Meeting, TrainingOptions
+from lockstep.training.pace import Pace
+from lockstep.training.state import Snapshots, adopt_state, check_model, pack, take_state, unpack
+from lockstep.verdict import Frozen
+
+_POLL_S = 0.02  # between two readings at files that others write
+_Told = TypeVar("_Told", bound=Frozen)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Which one of all: the program must make the same of it wherever it is worked on."""
+
+    step: int
+    number: int
+
+
+class Participant(ABC):
+    """A process of the job: in its newest generation, or on the way into the next."""
+
+    def __init__(
+        self, options: TrainingOptions, model: nn.Module, optimizer: torch.optim.Optimizer, clock: Clock | None = None
+    ) -> None:
+        check_model(model)
+        self._options, self._model, self._optimizer = options, model, optimizer
+        clock = clock or SystemClock()
+        self._meeting, self._pace = Meeting(options, clock), Pace(clock)
+        part = f"stage-{options.stage}" if options.stages > 1 else ""
+        self._snapshots = Snapshots(*(place and place / part for place in (options.memory, options.disk)))
+        self.step = 0
+        self._until = 0
+        self._is_live = False  # it holds the state in which the step of the others begins
+        self._group: Group | None = None
+
+    def __enter__(self) -> Self:
+        self._meeting.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leave_group()
+        self._meeting.close()
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Who works together now."""
+        return self._meeting.now.members if self._meeting.now else ()
+
+    @abstractmethod
+    def _agree(self, now: Generation) -> None:
+        """Come to terms with the members of a generation, and take over what this process lacks."""
+
+    def _leave_group(self) -> None:
+        if self._group:
+            self._group.give_up()
+        self._group = None
+
+    def _count_step(self) -> None:
+        """Count the step that is settled, tell what it says of this generation, and keep the state."""
+        now = self._meeting.now
+        assert now is not None
+        self.step += 1
+        effect, me = self._pace.settle(now.number, self.step), self._meeting.me
+        if effect is not None and now.members[0] == me:
+            self._meeting.folder.write(f"effects/{now.number}.json", effect)
+        if self.step % self._options.memory_every == 0:
+            self._snapshots.save("memory", self.step, take_state(self._model, self._optimizer))
+        if self._peers(now)[0] == me and self.step % self._options.disk_every == 0:
+            self._snapshots.save("disk", self.step, take_state(self._model, self._optimizer))
+
+    def _peers(self, now: Generation) -> list[Member]:
+        """Return the members that hold the same state as this one."""
+        return [member for member in now.members if member.stage == self._options.stage]
+
+    def _tell_end(self) -> None:
+        if self.step >= self._until:
+            self._meeting.folder.write("over.json", Over(step=self.step))
+
+    @property
+    def _patience_s(self) -> float:
+        return max(self._options.silence_s, STEPS_OF_A_HANG * self._pace.step_s)
+
+    def _poll(self) -> None:
+        """See, while others are waited for, whether they will ever come."""
+        self._meeting.tend(self._patience_s)
+        if self._meeting.has_newer():
+            raise GroupBroken("there is a newer generation")
+
+    def _let_in(self) -> bool:
+        """Let new processes in between two steps; return whether there is a generation to be joined."""
+        self._meeting.tend(self._patience_s, takes_new=True)
+        return self._group is None or self._meeting.has_newer()
+
+    def _meet(self, *, is_broken: bool) -> None:
+        """Join the newest generation and agree with its members, as often as it takes."""
+        while True:
+            now = self._await_generation(is_broken=is_broken)
+            try:
+                self._agree(now)
+                return
+            except GroupBroken:
+                is_broken = True
+
+    def _await_generation(self, *, is_broken: bool) -> Generation:
+        """Wait for a new generation with this process in it; JobOver when the job ends without it."""
+        self._leave_group()
+        meeting, silence_s = self._meeting, self._options.silence_s
+        began_s = meeting.lived_s
+        while not (meeting.move_on() and meeting.is_member):
+            waited_s = meeting.lived_s - began_s
+            if meeting.is_member:
+                meeting.tend(silence_s, is_broken=is_broken and waited_s > silence_s + 2 * self._options.beat_s)
+            else:
+                meeting.begin(waited_s)
+            over = meeting.folder.read("over.json", Over)
+            is_needed = meeting.is_member and self.step < self._until
+            if over is not None and over.step >= self._until and not is_needed:
+                raise JobOver(f"the job has done its {over.step} steps without replica {meeting.me.replica}")
+            meeting.wait(_POLL_S)
+        assert meeting.now is not None
+        self._is_live &= not meeting.was_left_out  # the others have gone on without this one
+        meeting.was_left_out = False
+        return meeting.now
+
+    def _exchange(self, now: Generation, mine: _Told) -> list[_Told]:
+        """Write this process's report, and wait for those of all other members."""
+        names = {each: f"reports/{now.number}.{each.replica}.{each.stage}.json" for each in now.members}
+        self._meeting.folder.write(names[self._meeting.me], mine)
+        return self._await_files(list(names.values()), type(mine))
+
+    def _await_files(self, names: Sequence[str], kind: type[_Told]) -> list[_Told]:
+        """Wait for what members of the generation write."""
+        while True:
+            found = [each for name in names if (each := self._meeting.folder.read(name, kind)) is not None]
+            if len(found) == len(names):
+                return found
+            self._meeting.tend(self._options.silence_s)
+            if self._meeting.has_newer():
+                raise GroupBroken("there is a newer generation")
+            self._meeting.wait(_POLL_S)
+
+    def _connect(self, name: str, members: Sequence[Member]) -> Group:
+        path = self._options.folder / "groups"
+        path.mkdir(mode=0o700, exist_ok=True)
+        return Group(path / name, members.index(self._meeting.me), len(members), self._poll)
+
+    def _share_state(self, now: Generation, giver: Member, takers: Sequence[Member]) -> None:
+        """Give the state to those who lack it, or take it, beside the group of all."""
+        some, is_giver = (giver, *takers), self._meeting.me == giver
+        if not takers or self._meeting.me not in some:
+            return
+        group = self._connect(f"{now.number}.state-{self._options.stage}", some)
+        packed = pack(take_state(self._model, self._optimizer)) if is_giver else torch.empty(0, dtype=torch.uint8)
+        size = torch.tensor([packed.numel()])
+        group.broadcast(size, 0)
+        values = packed if is_giver else torch.empty(int(size), dtype=torch.uint8)
+        group.broadcast(values, 0)
+        if not is_giver:
+            adopt_state(unpack(values), self._model, self._optimizer)

@@ -1,0 +1,135 @@
+"""The arithmetic of a step at one stage of a pipeline: its pieces of work, backwards in one piece or in two."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.pipeline.routes import Piece, What, piece_of
+from lockstep.pipeline.schedule import Op, Shape, Worker
+from lockstep.training.exchange import Exchange
+from lockstep.training.participant import MicroBatch
+
+
+@dataclass(frozen=True, slots=True)
+class StageProgram:
+    """What the training program gives: one stage, what goes into the first and what comes of the last."""
+
+    module: nn.Module
+    inputs_of: Callable[[MicroBatch], Tensor]  # asked for at the first stage only
+    loss_of: Callable[[Tensor, MicroBatch], Tensor]  # of the last stage's outputs; the mean over the micro-batch
+    hidden: tuple[int, ...]  # the shape of what a micro-batch is between two stages
+    dtype: torch.dtype = torch.float32  # of the same
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.module.parameters()).device
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What a forward leaves for its backward."""
+
+    inputs: Tensor
+    outputs: Tensor
+    gradient: Tensor | None = None  # of the loss by the outputs; None at the last stage, whose output is the loss
+
+
+@dataclass(slots=True)
+class StageStep:
+    """A step of one stage at one worker; gradients grow as its pieces of work are done."""
+
+    step: int
+    shape: Shape
+    program: StageProgram
+    executors: Mapping[Piece, Worker]
+    exchange: Exchange
+    gradients: list[Tensor] = field(init=False)
+    loss: float = 0.0
+    _kept: dict[Piece, _Kept] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.gradients = [torch.zeros_like(parameter) for parameter in self.program.parameters]
+
+    def do(self, op: Op) -> None:
+        """Do a piece of work; waits for what it needs from other workers."""
+        actions: dict[str, Callable[[Piece], None]] = {
+            "forward": self._forward,
+            "input": self._backward_input,
+            "weight": self._backward_weight,
+            "both": self._backward,
+        }
+        actions[op.kind](piece_of(op))
+
+    def discard(self, piece: Piece) -> None:
+        """Take an activation that was sent too early out of the way."""
+        self._receive("activation", piece)
+
+    def finish(self) -> list[Tensor]:
+        """Return the gradients of the stage, summed over its live workers."""
+        return self.exchange.sum_over_stage(self.gradients)
+
+    def _forward(self, piece: Piece) -> None:
+        batch = MicroBatch(self.step, piece.pipeline * self.shape.micro_batches + piece.micro_batch)
+        before = piece.at(piece.stage - 1)
+        inputs = (
+            self._receive("activation", before).requires_grad_() if piece.stage else self.program.inputs_of(batch)
+        )
+        outputs = self.program.module(inputs)
+        if piece.stage == self.shape.stages - 1:
+            outputs = self.program.loss_of(outputs, batch) / (self.shape.pipelines * self.shape.micro_batches)
+            self.loss += float(outputs.detach())
+        else:
+            self._send("activation", outputs, piece, piece.stage + 1)
+        self._kept[piece] = _Kept(inputs, outputs)
+
+    def _backward_input(self, piece: Piece) -> None:
+        kept = self._take_gradient(piece)
+        if piece.stage:
+            # The graph stays: the gradients by the weights come later from the same activations.
+            [gradient] = _differentiate(kept, [kept.inputs], stays=True)
+            self._send("gradient", gradient, piece, piece.stage - 1)
+
+    def _backward_weight(self, piece: Piece) -> None:
+        self._add(_differentiate(self._kept.pop(piece), self.program.parameters))
+
+    def _backward(self, piece: Piece) -> None:
+        kept = self._take_gradient(piece)
+        del self._kept[piece]
+        wanted = [kept.inputs] if piece.stage else []
+        found = _differentiate(kept, wanted + self.program.parameters)
+        if piece.stage:
+            self._send("gradient", found[0], piece, piece.stage - 1)
+        self._add(found[len(wanted) :])
+
+    def _take_gradient(self, piece: Piece) -> _Kept:
+        kept = self._kept[piece]
+        if piece.stage < self.shape.stages - 1:
+            kept.gradient = self._receive("gradient", piece.at(piece.stage + 1))
+        return kept
+
+    def _add(self, found: Sequence[Tensor]) -> None:
+        for total, gradient in zip(self.gradients, found, strict=True):
+            total += gradient
+
+    def _send(self, what: What, values: Tensor, piece: Piece, stage: int) -> None:
+        self.exchange.send(what, self.step, piece, values, self.executors[piece.at(stage)])
+
+    def _receive(self, what: What, piece: Piece) -> Tensor:
+        """Wait for what the executor of a piece sends from there."""
+        values = torch.empty(self.program.hidden, dtype=self.program.dtype)
+        self.exchange.receive(what, self.step, piece, values, self.executors[piece])
+        return values.to(self.program.device)
+
+
+def _differentiate(kept: _Kept, by: Sequence[Tensor], *, stays: bool = False) -> Sequence[Tensor]:
+    """Return the gradients; zeros by what the outputs do not depend on."""
+    found: Sequence[Tensor] = torch.autograd.grad(
+        kept.outputs, by, kept.gradient, retain_graph=stays, materialize_grads=True
+    )
+    return found

@@ -1,0 +1,94 @@
+"""A worker of a pipeline: what it makes of a step, what it is refused, and where it goes on after its death."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lockstep.errors import BadInput, JobOver
+from lockstep.training.meeting import TrainingOptions
+from lockstep.training.participant import MicroBatch
+from lockstep.training.pipeline import PipelineWorker, SettledStep
+from lockstep.training.pipeline_step import StageProgram
+
+MICRO_BATCHES = 4
+
+
+@pytest.fixture
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingOptions:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    return TrainingOptions(tmp_path / "job", "train", 0, 1, MICRO_BATCHES, beat_s=0.01, silence_s=0.1)
+
+
+def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    model.register_parameter("unused", nn.Parameter(torch.ones(2)))  # has no gradient, as much of a real model
+    return model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+
+def inputs_of(batch: MicroBatch) -> Tensor:
+    return torch.randn(3, generator=torch.Generator().manual_seed(10 * batch.step + batch.number))
+
+
+def loss_of(outputs: Tensor, batch: MicroBatch) -> Tensor:
+    return (outputs - batch.number).square().mean()
+
+
+def train(options: TrainingOptions, until: int) -> tuple[nn.Module, list[SettledStep]]:
+    model, optimizer = made()
+    program = StageProgram(model, inputs_of, loss_of, hidden=(2,))
+    with PipelineWorker(options, program, optimizer, largest_norm=1.0) as worker:
+        return model, list(worker.steps(until))
+
+
+def plainly(steps: int) -> tuple[nn.Module, list[float]]:
+    model, optimizer = made()
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        batches = [MicroBatch(step, number) for number in range(MICRO_BATCHES)]
+        loss = torch.stack([loss_of(model(inputs_of(batch)), batch) for batch in batches]).mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return model, losses
+
+
+def differ(one: nn.Module, other: nn.Module) -> float:
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return max(float((mine.detach() - its.detach()).abs().max()) for mine, its in pairs)
+
+
+def test_one_worker_trains_as_plain_torch_does(options: TrainingOptions) -> None:
+    model, steps = train(options, 3)
+    expected, losses = plainly(3)
+    assert [step.loss for step in steps] == pytest.approx(losses, rel=1e-6)
+    assert min(step.factor for step in steps) < 1.0
+    assert differ(model, expected) < 1e-6
+
+
+def test_a_job_all_of_whose_processes_died_goes_on_from_a_snapshot(options: TrainingOptions, tmp_path: Path) -> None:
+    kept = replace(options, disk=tmp_path / "disk", disk_every=2)
+    train(kept, 3)
+    model, steps = train(kept, 5)
+    assert [step.number for step in steps] == [2, 3, 4]
+    assert differ(model, plainly(5)[0]) < 1e-6
+
+
+def test_a_process_that_comes_when_the_job_is_done_is_told_so(options: TrainingOptions) -> None:
+    train(options, 2)
+    with pytest.raises(JobOver, match="the job has done its 2 steps without replica 0"):
+        train(options, 2)
+
+
+def test_micro_batches_that_cannot_be_the_same_for_all_replicas_and_places_off_the_grid_are_refused(
+    options: TrainingOptions,
+) -> None:
+    with pytest.raises(BadInput, match="4 micro-batches are not the same for 3 replicas"):
+        train(replace(options, replicas=3), 1)
+    with pytest.raises(BadInput, match="stage=2 is none of stages=2"):
+        replace(options, stage=2, stages=2)
