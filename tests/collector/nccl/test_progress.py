@@ -100,7 +100,8 @@ def test_operation_without_steps_tells_whether_its_kernel_has_begun_and_one_with
         for transfers in ([], [moving(wait=wire.WAIT_UNKNOWN)]):
             (found,) = reported(row(), newer, told, *transfers)
             assert (found["head_state"], found["head_peer"]) == (state, None)
-        for wait, said in ((wire.WAIT_RECV, "recv_wait"), (wire.WAIT_GPU, {"kernel_wait": state}.get(state, "gpu_wait"))):
+        of_gpu = "kernel_wait" if state == "kernel_wait" else "gpu_wait"
+        for wait, said in ((wire.WAIT_RECV, "recv_wait"), (wire.WAIT_GPU, of_gpu)):
             (found,) = reported(row(), told, moving(wait=wait))
             assert (found["head_state"], found["head_peer"]) == (said, 1)
 
