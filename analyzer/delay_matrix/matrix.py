@@ -62,6 +62,11 @@ class DelayMatrix:
     starved: frozenset[str] = frozenset()  # hosts whose proxy threads do not keep up: their pairs look slow
     inner: InnerMatrix | None = None  # NVLink and PCIe inside hosts; None: no communicators there to compare
 
+    @property
+    def slow_senders(self) -> frozenset[str]:
+        """Return the hosts that send over a slow pair."""
+        return frozenset(self.pairs[number].src.host for number in np.flatnonzero(self.slow).tolist())
+
 
 # Looks over five seconds that begin two seconds apart: three of them span nine seconds, several training steps.
 MIN_EVALUATIONS = 3
