@@ -193,6 +193,14 @@ SEEN: dict[str, tuple[PairFacts, set[Hop]]] = {
         facts(EVEN, lags=took(100, 5, steps=8, bytes=8 * STEP_BYTES)),
         {SLOW},
     ),
+    "ends of transfers that a waking thread makes late": (
+        facts(EVEN, lags=took(0.35, 0.1, steps=8, bytes=8 * STEP_BYTES)),
+        set(),
+    ),
+    "a thread wakes once for all steps under way": (
+        facts(EVEN, lags=took(1.5, 0.1, steps=8, bytes=8 * STEP_BYTES)),
+        {SLOW},
+    ),
     "receives that end together tell by their steps alone": (
         facts(
             SENDS, [step(hop, 100 * MS if hop == (1, 2) else 0.2 * MS, func="Send") for hop in TURNS], lags=LATE_ENDS
