@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from analyzer.straggler.excess import find_roles
+from analyzer.straggler.kernels import mix
 from analyzer.straggler.operations import Operations, integers, processes_of
 from analyzer.windows.window import Context
 from lockstep.clock import NS_PER_S
@@ -45,9 +46,8 @@ GROUP BY /*ask,*/ comm, rank
 def read_seconds(store: Store, context: Context, asked: dict[str, Any]) -> Operations:
     """Return a row per process and second whose gap is what it spent outside of operations."""
     rows = store.query(_SECONDS, asked)
-    leads = store.query(_LEADS, asked)
-    lead_ns = _mean_by(processes_of(leads, context), leads["lead_ns"].to_numpy(), len(context.roster))
     process, pair_n, pair_ns = processes_of(rows, context), integers(rows, "pair_n"), integers(rows, "pair_dur_ns")
+    lead_ns = _mean_leads(rows, process, store.query(_LEADS, asked), context)
     links = store.query(_LINKS, asked) if pair_n.any() else None
     times = count_exchanges(integers(rows, "comm"), integers(rows, "rank"), process, pair_n)
     if links is not None:
@@ -149,10 +149,16 @@ def sum_seconds(
     )
 
 
-def _mean_by(process: np.ndarray, values: np.ndarray, processes: int) -> np.ndarray:
-    """Return the mean of each process, NaN where nothing is known."""
-    known = process >= 0
-    sums = np.bincount(process[known], weights=values[known], minlength=processes)
-    counts = np.bincount(process[known], minlength=processes).astype(np.float64)
-    means: np.ndarray = np.divide(sums, counts, out=np.full(processes, np.nan), where=counts > 0)
+def _mean_leads(rows: pa.Table, process: np.ndarray, leads: pa.Table, context: Context) -> np.ndarray:
+    """Return the mean lead of each process, NaN where a communicator in which it did something has no sample.
+
+    Its delay may lie before just those operations.
+    """
+    told = processes_of(leads, context)
+    known = told >= 0
+    values = leads["lead_ns"].to_numpy()[known]
+    sums, counts = (np.bincount(told[known], weights, len(context.roster)) for weights in (values, None))
+    sampled = np.isin(mix(integers(rows, "comm"), process), mix(integers(leads, "comm"), told))
+    means: np.ndarray = np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0)
+    means[process[~sampled & (process >= 0)]] = np.nan
     return means
