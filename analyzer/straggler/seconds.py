@@ -59,7 +59,9 @@ def read_seconds(store: Store, context: Context, asked: dict[str, Any]) -> Opera
     dur_ns = integers(rows, "dur_ns") + np.where(is_exchange, times * exchange_ns - pair_ns, 0.0)
     n = np.where(is_exchange, 0, integers(rows, "n"))  # some of its operations end a second later
     overlaps = (pair_n > 0) & ~is_exchange
-    return sum_seconds(process, integers(rows, "ts_ns"), n, dur_ns, overlaps, lead_ns, stage)
+    long_ns = -(-(context.period_ns or 1) // NS_PER_S) * NS_PER_S  # in less than a step not all do the same
+    ts_ns = asked["first"] + (integers(rows, "ts_ns") - asked["first"]) // long_ns * long_ns
+    return sum_seconds(process, ts_ns, n, dur_ns, overlaps, lead_ns, stage, long_ns)
 
 
 def count_exchanges(comm: np.ndarray, rank: np.ndarray, process: np.ndarray, pair_n: np.ndarray) -> np.ndarray:
@@ -119,8 +121,9 @@ def sum_seconds(
     overlaps: np.ndarray,
     lead_ns: np.ndarray,
     stage: np.ndarray,
+    long_ns: int = NS_PER_S,
 ) -> Operations:
-    """Return a row per process and second; without those whose operations overlap at an unknown place."""
+    """Return a row per process and time of so long; without those whose operations overlap at an unknown place."""
     mixed = np.zeros(len(lead_ns), bool)
     mixed[process[overlaps & (process >= 0)]] = True
     kept = (process >= 0) & ~(mixed & (stage == 0))[process]
@@ -129,7 +132,7 @@ def sum_seconds(
     count, busy = (
         np.bincount(index.reshape(-1), weights=column[kept], minlength=len(pairs)) for column in (n, dur_ns)
     )
-    own_ns = NS_PER_S - busy  # an operation may have begun in the second before: only differences mean something
+    own_ns = long_ns - busy  # an operation may have begun in the second before: only differences mean something
     rows = len(pairs)
     who, when = np.divmod(pairs, max(len(seconds), 1))
     return Operations(
