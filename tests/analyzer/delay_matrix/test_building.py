@@ -328,6 +328,20 @@ def test_slowest_wire_of_a_ring_is_not_slow_where_others_were_as_slow_before() -
     assert hot_hosts(matrix) == {SLOW}
 
 
+@pytest.mark.parametrize(
+    ("first", "then", "named"),
+    [({(0, 1), (4, 5)}, {(0, 1), (4, 5)}, {(0, 1), (4, 5)}), ({(0, 1)}, {(4, 5)}, set())],
+    ids=["at once", "in turn"],
+)
+def test_wires_that_are_slow_at_once_from_the_first_look_on_do_not_take_turns(
+    first: set[Hop], then: set[Hop], named: set[Hop]
+) -> None:
+    """As those over one link between switches; who waits for an acknowledgement waits for no other."""
+    seen = [facts(waits(ring(), slow(hops, 5.0))) for hops in (first, then)]
+    _, memory = build_matrix(seen[0], PairMemory(), context(), PairOptions())
+    assert hot_hosts(look_at(seen[1], memory)) == named
+
+
 def test_host_whose_flushes_take_long_is_starved_and_hosts_that_are_alike_are_not() -> None:
     """A proxy thread without a core sees late what the network has long done."""
     flushes = [{"host": f"h{host}", "step_flush_ns": 2e6 if host == 2 else 5e3, "flushed": 100} for host in range(8)]
