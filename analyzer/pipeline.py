@@ -132,10 +132,11 @@ def _judge_pace(
     store: Store, context: Context, memory: StageMemory, report: StepReport, options: AnalyzerOptions
 ) -> tuple[Judgement, StageMemory]:
     """Ask who is slow in a job that moves."""
-    facts = read_straggler_facts(store, context)
-    stragglers, straggler_memory = find_stragglers(facts, memory.straggler, context, options.straggler)
     pairs = read_pairs(store, context)
     matrix, pair_memory = build_matrix(pairs, memory.pairs, context, options.pairs)
+    facts = read_straggler_facts(store, context)
+    slow_senders = matrix.slow_senders if matrix else frozenset()
+    stragglers, straggler_memory = find_stragglers(facts, memory.straggler, context, options.straggler, slow_senders)
     memory = replace(memory, straggler=straggler_memory, pairs=pair_memory)
     found = list(stragglers)
     if matrix is not None:

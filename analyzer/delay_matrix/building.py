@@ -110,10 +110,13 @@ def _keep_slowest(
     """
     kept, taken = slow.copy(), np.maximum(delays.ns_per_byte, delays.least)
     strangers = np.flatnonzero(slow & ~score.has_past).tolist()
+    beside = {(ends.pairs[pair].src.host, ends.pairs[pair].dst.host) for pair in strangers}
     for pair in strangers if len(strangers) <= _MOST_STRANGERS else ():
         mine = np.flatnonzero(delays.index == pair)
         kinds = zip(delays.kind_key[mine].tolist(), delays.follows[mine].tolist(), strict=True)
-        usual = np.array([memory.slowest_elsewhere(kind, ends.pairs[pair], follows) for kind, follows in kinds])
+        usual = np.array(
+            [memory.slowest_elsewhere(kind, ends.pairs[pair], follows, beside) for kind, follows in kinds]
+        )
         carried = delays.bytes[mine]
         kept[pair] = (taken[mine] * carried).sum() >= options.elsewhere_ratio * (usual * carried).sum()
     return kept

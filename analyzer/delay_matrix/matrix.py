@@ -1,7 +1,7 @@
 """The delay matrix: one cell per pair that was compared, and how much slower than its kind it is."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -62,6 +62,11 @@ class DelayMatrix:
     starved: frozenset[str] = frozenset()  # hosts whose proxy threads do not keep up: their pairs look slow
     inner: InnerMatrix | None = None  # NVLink and PCIe inside hosts; None: no communicators there to compare
 
+    @property
+    def slow_senders(self) -> frozenset[str]:
+        """Return the hosts that send over a slow pair."""
+        return frozenset(self.pairs[number].src.host for number in np.flatnonzero(self.slow).tolist())
+
 
 # Looks over five seconds that begin two seconds apart: three of them span nine seconds, several training steps.
 MIN_EVALUATIONS = 3
@@ -88,10 +93,10 @@ class SlowPair:
     dst: str
 
 
-def _is_elsewhere(slow: SlowPair, pair: Pair, near: set[str], follows: bool) -> bool:
+def _is_elsewhere(slow: SlowPair, pair: Pair, near: set[str], follows: bool, beside: Set[tuple[str, str]]) -> bool:
     if follows:
         return pair.src.host != slow.src and pair.dst.host != slow.dst
-    return slow.src not in near and slow.dst not in near
+    return slow.src not in near and slow.dst not in near and (slow.src, slow.dst) not in beside
 
 
 @dataclass(frozen=True)
@@ -161,15 +166,16 @@ class PairMemory:
             slowest=self.slowest,
         )
 
-    def slowest_elsewhere(self, kind: int, pair: Pair, follows: bool) -> float:
+    def slowest_elsewhere(self, kind: int, pair: Pair, follows: bool, beside: Set[tuple[str, str]]) -> float:
         """Return what the slowest pair of a kind used to take that is elsewhere; 0: nobody knows.
 
         That is one that neither begins nor ends where this one does; and where a pair is slow by itself alone, one of
-        other hosts: what a NIC sends is slow along with what it receives.
+        other hosts, which are not those of a pair that is slow beside it: what a NIC sends is slow along with what it
+        receives, and two that are slow at once do not take turns.
         """
         near = {pair.src.host, pair.dst.host}
         most = [
-            max((slow.delay for slow in evaluation if _is_elsewhere(slow, pair, near, follows)), default=0.0)
+            max((slow.delay for slow in evaluation if _is_elsewhere(slow, pair, near, follows, beside)), default=0.0)
             for evaluation in self.slowest.get(kind, ())
         ]
         return float(np.quantile(most, _OFTEN)) if most else 0.0

@@ -166,13 +166,12 @@ def _transit_delays(moved: pa.Table, ends: Ends, mine: np.ndarray, sort: _Sort, 
 def _took(sort: _Sort, rows: pa.Table, clocks: HostClocks, context: Context, options: PairOptions) -> _Took:
     n, steps = as_floats(rows["n"]), as_floats(rows["steps"])
     errors = _clock_errors(rows, clocks, options)
-    if sort == "lag":
-        lag = as_floats(rows["transit_ns"]) - errors
-        nowhere = np.zeros(rows.num_rows, bool)
-        return _Took(lag, options.step_noise_ns * steps, n, nowhere, ~nowhere)
-    times = n / np.maximum(steps, 1.0)
+    times = n if sort == "lag" else n / np.maximum(steps, 1.0)
     hiccups = np.where(times < options.few_operations, options.few_operations, 1)
-    noise = options.step_noise_ns * hiccups + options.poll_ns * steps
+    noise = options.step_noise_ns * hiccups + options.poll_ns * steps  # a thread that woke finds all that came in
+    if sort == "lag":
+        nowhere = np.zeros(rows.num_rows, bool)
+        return _Took(as_floats(rows["transit_ns"]) - errors, noise, n, nowhere, ~nowhere)
     newest_ns = rows["newest_ns"].to_numpy().astype(np.int64)
     decides = (
         (newest_ns >= context.window.start_ns) & (errors <= options.step_noise_ns) & (times >= options.few_operations)

@@ -110,7 +110,7 @@ def _split_ports(through: Through, pairs: tuple[Pair, ...]) -> Through:
     """
     split: Through = {}
     for part, numbers in through.items():
-        ports = part.component.count(",") + 1
+        ports = _count_ports(part.component)
         if part.kind != "nic" or ports == 1:
             continue
         gpu_of = {number: pairs[number].src_gpu if part.side == "tx" else pairs[number].dst_gpu for number in numbers}
@@ -118,9 +118,7 @@ def _split_ports(through: Through, pairs: tuple[Pair, ...]) -> Through:
         size = len(gpus) // ports
         for first in range(0, len(gpus), size) if size > 1 and len(gpus) % ports == 0 else ():
             near = gpus[first : first + size]
-            split[replace(part, gpu=near[0])] = {
-                number: share for number, share in numbers.items() if gpu_of[number] in near
-            }
+            split[replace(part, gpu=near[0])] = {number: 1.0 for number in numbers if gpu_of[number] in near}
     return split
 
 
@@ -166,21 +164,30 @@ def _parts_of(group: _Group) -> Iterator[tuple[Part, float]]:
     """Yield the parts that a group names, one direction each, with the probability that its pairs use it."""
     match group:
         case (End() as src, End() as dst):
-            yield Part("pair", f"link:{src}--{dst}", "tx"), 1.0
+            yield Part("pair", f"link:{src}--{dst}", "tx"), min(_share_of_port(src), _share_of_port(dst))
         case (End() as end, int() | None as gpu, "tx" | "rx" as side):
-            yield from ((part, 1.0) for part in _parts_at(end, gpu, side))
+            yield from _parts_at(end, gpu, side)
         case hops:
             yield from ((_part_of(hop), hop.share) for hop in hops if hop.share >= _LEAST_SHARE)
 
 
-def _parts_at(end: End, gpu: int | None, side: Side) -> Iterator[Part]:
-    yield Part("host", host_name(end.host), side)
+def _parts_at(end: End, gpu: int | None, side: Side) -> Iterator[tuple[Part, float]]:
+    yield Part("host", host_name(end.host), side), 1.0
     if end.nic:
-        yield Part("nic", nic_name(end.host, end.nic), side)
+        yield Part("nic", nic_name(end.host, end.nic), side), _share_of_port(end)
         if gpu is not None:
-            yield Part("pcie", f"pcie:{end.host}/{gpu}")
+            yield Part("pcie", f"pcie:{end.host}/{gpu}"), 1.0
     elif gpu is not None:  # its PCIe and its NIC cannot be told apart
-        yield Part("host", host_name(end.host), side, gpu)
+        yield Part("host", host_name(end.host), side, gpu), 1.0
+
+
+def _share_of_port(end: End) -> float:
+    """Return how likely a pair runs through the port that breaks, where a NIC is known as several."""
+    return 1 / _count_ports(end.nic or "")
+
+
+def _count_ports(nic: str) -> int:
+    return nic.count(",") + 1
 
 
 def _part_of(hop: Hop) -> Part:

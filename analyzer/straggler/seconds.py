@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from analyzer.straggler.excess import find_roles
+from analyzer.straggler.kernels import mix
 from analyzer.straggler.operations import Operations, integers, processes_of
 from analyzer.windows.window import Context
 from lockstep.clock import NS_PER_S
@@ -45,9 +46,8 @@ GROUP BY /*ask,*/ comm, rank
 def read_seconds(store: Store, context: Context, asked: dict[str, Any]) -> Operations:
     """Return a row per process and second whose gap is what it spent outside of operations."""
     rows = store.query(_SECONDS, asked)
-    leads = store.query(_LEADS, asked)
-    lead_ns = _mean_by(processes_of(leads, context), leads["lead_ns"].to_numpy(), len(context.roster))
     process, pair_n, pair_ns = processes_of(rows, context), integers(rows, "pair_n"), integers(rows, "pair_dur_ns")
+    lead_ns = _mean_leads(rows, process, store.query(_LEADS, asked), context)
     links = store.query(_LINKS, asked) if pair_n.any() else None
     times = count_exchanges(integers(rows, "comm"), integers(rows, "rank"), process, pair_n)
     if links is not None:
@@ -59,7 +59,9 @@ def read_seconds(store: Store, context: Context, asked: dict[str, Any]) -> Opera
     dur_ns = integers(rows, "dur_ns") + np.where(is_exchange, times * exchange_ns - pair_ns, 0.0)
     n = np.where(is_exchange, 0, integers(rows, "n"))  # some of its operations end a second later
     overlaps = (pair_n > 0) & ~is_exchange
-    return sum_seconds(process, integers(rows, "ts_ns"), n, dur_ns, overlaps, lead_ns, stage)
+    long_ns = -(-(context.period_ns or 1) // NS_PER_S) * NS_PER_S  # in less than a step not all do the same
+    ts_ns = asked["first"] + (integers(rows, "ts_ns") - asked["first"]) // long_ns * long_ns
+    return sum_seconds(process, ts_ns, n, dur_ns, overlaps, lead_ns, stage, long_ns)
 
 
 def count_exchanges(comm: np.ndarray, rank: np.ndarray, process: np.ndarray, pair_n: np.ndarray) -> np.ndarray:
@@ -119,8 +121,9 @@ def sum_seconds(
     overlaps: np.ndarray,
     lead_ns: np.ndarray,
     stage: np.ndarray,
+    long_ns: int = NS_PER_S,
 ) -> Operations:
-    """Return a row per process and second; without those whose operations overlap at an unknown place."""
+    """Return a row per process and time of so long; without those whose operations overlap at an unknown place."""
     mixed = np.zeros(len(lead_ns), bool)
     mixed[process[overlaps & (process >= 0)]] = True
     kept = (process >= 0) & ~(mixed & (stage == 0))[process]
@@ -129,7 +132,7 @@ def sum_seconds(
     count, busy = (
         np.bincount(index.reshape(-1), weights=column[kept], minlength=len(pairs)) for column in (n, dur_ns)
     )
-    own_ns = NS_PER_S - busy  # an operation may have begun in the second before: only differences mean something
+    own_ns = long_ns - busy  # an operation may have begun in the second before: only differences mean something
     rows = len(pairs)
     who, when = np.divmod(pairs, max(len(seconds), 1))
     return Operations(
@@ -149,10 +152,16 @@ def sum_seconds(
     )
 
 
-def _mean_by(process: np.ndarray, values: np.ndarray, processes: int) -> np.ndarray:
-    """Return the mean of each process, NaN where nothing is known."""
-    known = process >= 0
-    sums = np.bincount(process[known], weights=values[known], minlength=processes)
-    counts = np.bincount(process[known], minlength=processes).astype(np.float64)
-    means: np.ndarray = np.divide(sums, counts, out=np.full(processes, np.nan), where=counts > 0)
+def _mean_leads(rows: pa.Table, process: np.ndarray, leads: pa.Table, context: Context) -> np.ndarray:
+    """Return the mean lead of each process, NaN where a communicator in which it did something has no sample.
+
+    Its delay may lie before just those operations.
+    """
+    told = processes_of(leads, context)
+    known = told >= 0
+    values = leads["lead_ns"].to_numpy()[known]
+    sums, counts = (np.bincount(told[known], weights, len(context.roster)) for weights in (values, None))
+    sampled = np.isin(mix(integers(rows, "comm"), process), mix(integers(leads, "comm"), told))
+    means: np.ndarray = np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0)
+    means[process[~sampled & (process >= 0)]] = np.nan
     return means

@@ -102,14 +102,22 @@ class StragglerMemory:
 
 
 def find_stragglers(
-    facts: StragglerFacts, memory: StragglerMemory, context: Context, options: StragglerOptions
+    facts: StragglerFacts,
+    memory: StragglerMemory,
+    context: Context,
+    options: StragglerOptions,
+    slow_senders: frozenset[str] = frozenset(),
 ) -> tuple[list[Finding], StragglerMemory]:
-    """Return the GPUs and hosts that hold the others up, and what to remember for the next evaluation."""
+    """Return the GPUs and hosts that hold the others up, and what to remember for the next evaluation.
+
+    Slow senders are hosts that send over a slow connection: data lies before their GPUs because it cannot leave.
+    """
     memory = _remember_pace(memory, facts.per_s, context)
     findings = find_starving(facts.flushes, context, options.starving)
     late = find_late_gpus(facts.gpu_waits, options.gpu_waits)
     slower, memory = _find_slower(facts.gpu_waits, memory, context, options)
-    findings += _report_waited_for([*late, *slower], facts, context, options)
+    late = [each for each in (*late, *slower) if context.roster.process(each.process).host not in slow_senders]
+    findings += _report_waited_for(late, facts, context, options)
     kernels = choose_kernels(len(facts.operations), options.numeric)
     excess = measure_excess(facts.operations, facts.are_sums, len(context.roster), context.period_ns, kernels)
     grown, memory = _find_grown(facts, memory, context, options)

@@ -46,8 +46,8 @@ def find_outages(context: Context) -> list[Outage]:
         return [Outage(together, f"job:{context.job}")]
     behind = _hosts_behind(context.topology, context.roster.hosts) if context.topology else {}
     groups = _name_behind("switch", behind, together)
-    if groups and frozenset().union(*groups) != together:  # a switch does not silence hosts elsewhere
-        return [Outage(together, f"job:{context.job}")]
+    if frozenset().union(*groups) != together:  # a switch does not silence hosts elsewhere
+        return []
     return [Outage(hosts, first, tuple(others)) for hosts, (first, *others) in groups.items()]
 
 

@@ -112,7 +112,7 @@ def test_rhythm_of_a_host_is_that_of_its_reports_and_its_clock_is_known_as_it_to
         ({3: 0, 2: 0.4, 0: 0.9, 1: 0, 5: 1}, [("job:train",)]),
         ({2: 0, 3: 1.5}, [("switch:leaf1",)]),
         ({0: 0, 1: 0, 6: 0.2, 7: 1}, [("switch:leaf0",), ("switch:leaf3",)]),
-        ({0: 0, 1: 0, 6: 0.2}, [("job:train",)]),
+        ({0: 0, 1: 0, 6: 0.2}, []),
         ({3: 0}, []),
         ({3: 0, 4: 0.5}, []),
         ({2: 0, 3: 4}, []),

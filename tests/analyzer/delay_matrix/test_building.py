@@ -193,6 +193,14 @@ SEEN: dict[str, tuple[PairFacts, set[Hop]]] = {
         facts(EVEN, lags=took(100, 5, steps=8, bytes=8 * STEP_BYTES)),
         {SLOW},
     ),
+    "ends of transfers that a waking thread makes late": (
+        facts(EVEN, lags=took(0.35, 0.1, steps=8, bytes=8 * STEP_BYTES)),
+        set(),
+    ),
+    "a thread wakes once for all steps under way": (
+        facts(EVEN, lags=took(1.5, 0.1, steps=8, bytes=8 * STEP_BYTES)),
+        {SLOW},
+    ),
     "receives that end together tell by their steps alone": (
         facts(
             SENDS, [step(hop, 100 * MS if hop == (1, 2) else 0.2 * MS, func="Send") for hop in TURNS], lags=LATE_ENDS
@@ -318,6 +326,20 @@ def test_slowest_wire_of_a_ring_is_not_slow_where_others_were_as_slow_before() -
     worse = [step(hop, (40 if hop == SLOW else 0.08) * MS, newest_ns=T0 + 19 * SECOND) for hop in ring()]
     matrix, _ = build_matrix(facts(EVEN, worse), memory, context(look=5), PairOptions())
     assert hot_hosts(matrix) == {SLOW}
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "named"),
+    [({(0, 1), (4, 5)}, {(0, 1), (4, 5)}, {(0, 1), (4, 5)}), ({(0, 1)}, {(4, 5)}, set())],
+    ids=["at once", "in turn"],
+)
+def test_wires_that_are_slow_at_once_from_the_first_look_on_do_not_take_turns(
+    first: set[Hop], then: set[Hop], named: set[Hop]
+) -> None:
+    """As those over one link between switches; who waits for an acknowledgement waits for no other."""
+    seen = [facts(waits(ring(), slow(hops, 5.0))) for hops in (first, then)]
+    _, memory = build_matrix(seen[0], PairMemory(), context(), PairOptions())
+    assert hot_hosts(look_at(seen[1], memory)) == named
 
 
 def test_host_whose_flushes_take_long_is_starved_and_hosts_that_are_alike_are_not() -> None:

@@ -97,6 +97,17 @@ FUSED = pairs((f"{host_of(src)}/eth0,eth1", f"{host_of(dst)}/eth0,eth1") for src
 OF_FOUR_GPUS = [Pair(pair.src, pair.dst, gpu, gpu) for pair in FUSED for gpu in range(4)]
 
 
+OF_TWO_CHANNELS = [
+    Pair(pair.src, pair.dst, 1 - gpu, gpu)
+    for pair in pairs((f"{host_of(src)}/eth0,eth1", f"{host_of(dst)}/eth0,eth1") for src, dst in ring(nics=1))
+    for gpu in (0, 1)
+]
+
+
+def through_port(host: str) -> Callable[[Pair], bool]:
+    return lambda pair: (host, 1) == (pair.src.host, pair.src_gpu) or (host, 0) == (pair.dst.host, pair.dst_gpu)
+
+
 def at_gpus(host: str, *gpus: int) -> Slowness:
     return times(4.0, lambda pair: any((host, gpu) in _gpus_of(pair) for gpu in gpus))
 
@@ -128,6 +139,10 @@ NAMED: dict[str, tuple[list[Pair], Slowness, TopologyIndex | None, tuple[str, st
     ),
     "one of two ports that nobody tells apart": (
         *(OF_FOUR_GPUS, at_gpus("h2", 2, 3), None),
+        *(("nic:h2/eth0,eth1", None), (), True),
+    ),
+    "one of two ports of a NIC that other GPUs send to than receive from": (
+        *(OF_TWO_CHANNELS, times(4.0, through_port("h2")), None),
         *(("nic:h2/eth0,eth1", None), (), True),
     ),
     "PCIe of a GPU whose port serves another well": (

@@ -25,14 +25,14 @@ def together(process: np.ndarray, operation: np.ndarray, own_ms: np.ndarray, per
     return GpuWaits(process, operation, own_ms * MS, per_s, nothing.astype(np.uint64), nothing)
 
 
-def waited(ranks: int, late_ms: float, seed: int = 3) -> list[Finding]:
+def waited(ranks: int, late_ms: float, seed: int = 3, slow_senders: tuple[str, ...] = ()) -> list[Finding]:
     """Return what is said of a job on hosts of one rank whose second GPU is late, by sampled transfers alone."""
     process, operation = np.tile(np.arange(ranks), OPERATIONS), np.repeat(np.arange(OPERATIONS), ranks)
     own_ms = np.where(operation % 4 == 0, np.random.default_rng(seed).exponential(3.0, len(process)), 0.1)
     own_ms += np.where((operation % 4 == 0) & (process == 1), late_ms, 0.0)
     facts = StragglerFacts(gpu_waits=together(process, operation, own_ms, 8.0))
     where = context(Job(ranks, world(ranks), gpus_per_host=1).roster())
-    return find_stragglers(facts, StragglerMemory(), where, StragglerOptions())[0]
+    return find_stragglers(facts, StragglerMemory(), where, StragglerOptions(), frozenset(slow_senders))[0]
 
 
 def test_gpu_that_is_always_last_is_named_and_how_often_it_was() -> None:
@@ -40,6 +40,11 @@ def test_gpu_that_is_always_last_is_named_and_how_often_it_was() -> None:
     assert (finding.fault_class, finding.component) == ("noncomm_slow", "gpu:h1/0")
     assert finding.evidence[-1] == {"kind": "gpu_wait", "last": 8, "of": 8}
     assert finding.lost_share == pytest.approx(80e-3 / 4 * 8, rel=0.3)
+
+
+def test_gpu_before_which_data_lies_that_its_host_cannot_send_on_is_not() -> None:
+    assert waited(8, 80.0, slow_senders=("h1",)) == []
+    assert waited(8, 80.0, slow_senders=("h0", "h2")), "they send to it, or behind it"
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -18,7 +18,7 @@ TENSOR, DATA = 5, 9
 MS = SECOND // 1000
 
 
-def read(store: Store, *records: HostRecord) -> StragglerFacts:
+def read(store: Store, *records: HostRecord, period_ns: int | None = None) -> StragglerFacts:
     """Return the facts of a job of two ranks, both in two communicators, and these records."""
     members = [
         make(Comm, host=f"h{rank}", comm=comm, rank=rank, nranks=2, world_rank=rank)
@@ -27,7 +27,8 @@ def read(store: Store, *records: HostRecord) -> StragglerFacts:
     ]
     insert(store, *members, *records)
     roster = read_roster(store, "j1", 0)
-    return read_straggler_facts(store, Context("j1", 0, WINDOW, WINDOW.start_ns, roster, None))
+    where = Context("j1", 0, WINDOW, WINDOW.start_ns, roster, None, period_ns=period_ns)
+    return read_straggler_facts(store, where)
 
 
 def op(start_ms: int, end_ms: int | None, enqueue_ms: int | None = None, **fields: Any) -> Collective:
@@ -98,19 +99,30 @@ def second(number: int, **fields: Any) -> OpStat:
     )
 
 
-def test_where_operations_are_sampled_own_time_is_what_seconds_leave(store: Store) -> None:
+@pytest.mark.parametrize("sampled", [(DATA, TENSOR), (DATA,)], ids=["of all communicators", "of one of two"])
+def test_where_operations_are_sampled_own_time_is_what_seconds_leave(store: Store, sampled: tuple[int, ...]) -> None:
     sums = [
         second(0, n=3, dur_sum_ns=300 * MS),
         second(0, n=2, dur_sum_ns=200 * MS, comm=TENSOR),
         second(0, n=5, dur_sum_ns=900 * MS, rank=1, host="h1"),
     ]
-    facts = read(store, *sums, op(180, 200, enqueue_ms=130, seq=2))
+    facts = read(store, *sums, *(op(180, 200, enqueue_ms=130, seq=2, comm=comm) for comm in sampled))
     found = facts.operations
     assert facts.are_sums
     assert (found.process.tolist(), found.size.tolist()) == ([0, 1], [5, 5])
     assert found.gap_ns.tolist() == [500 * MS, 100 * MS]
-    assert found.gpu_ns[0] == 5 * 50 * MS
-    assert np.isnan(found.gpu_ns[1])
+    unknown = np.nan  # also where what it was late for may be the operations of which none was sampled
+    np.testing.assert_array_equal(found.gpu_ns, [5 * 50 * MS if TENSOR in sampled else unknown, unknown])
+
+
+def test_seconds_are_joined_until_a_step_fits_in_because_all_do_the_same_in_it(store: Store) -> None:
+    late = {"rank": 1, "host": "h1"}
+    sums = [second(number, dur_sum_ns=900 * MS) for number in (0, 2)]
+    sums += [second(number, dur_sum_ns=100 * MS, **late) for number in (1, 3)]
+    found = read(store, *sums, op(0, 900), period_ns=3 * SECOND // 2).operations
+    assert found.process.tolist() == [0, 0, 1, 1]
+    assert (found.seq - WINDOW.start_ns).tolist() == [0, 2 * SECOND] * 2
+    assert (found.gap_ns / MS).tolist() == [1_100.0] * 2 + [1_900.0] * 2
 
 
 def test_seconds_with_sends_are_left_out_as_they_do_not_add_up(store: Store) -> None:
