@@ -1,4 +1,4 @@
-"""What the head knew of real jobs that had a wrong page gives one incident, of the part that was at fault, to the end."""
+"""What the head knew of real jobs that had a wrong page gives one incident, of the part at fault, to the end."""
 
 import pytest
 
