@@ -105,16 +105,17 @@ def _gpu_stands(scene: Scene, process: int) -> bool:
 def name_holder(scene: Scene, processes: list[int]) -> Finding:
     """Return who holds an operation up: the GPU, where a collector would have told of a stopped process."""
     process = processes[0]
-    rank, host, gpu = scene.rank_of(process), scene.host_of(process), scene.gpu_of(process)
-    is_gpu = gpu is not None and len(set(processes)) == 1
+    rank, host = scene.rank_of(process), scene.host_of(process)
+    gpus = tuple(str(gpu) for each in sorted(set(processes)) if (gpu := scene.gpu_of(each)) is not None)
+    is_gpu = bool(gpus) and len(set(processes)) == 1
     is_gpu &= host in scene.facts.reports or _gpu_stands(scene, process) or is_queued(scene, process)
     return finding_of(
         scene,
         sorted(set(processes)),
         fault_class="noncomm_hang",
-        component=str(gpu) if is_gpu else host_name(host),
+        component=gpus[0] if is_gpu else host_name(host),
         likelihood=0.85 if not is_gpu or host in scene.facts.reports else 0.7,
         reason=f"rank {rank} on {host} has done nothing in an operation {scene.how_long} while its neighbours "
         f"wait for it: {'its GPU stands' if is_gpu else 'its process or its GPU stands'}",
-        ambiguous_with=(host_name(host) if is_gpu else gpu,) if gpu else (),
+        ambiguous_with=(host_name(host),) if is_gpu else gpus,
     )

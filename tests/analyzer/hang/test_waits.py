@@ -311,6 +311,7 @@ def test_gpu_that_never_came_to_an_operation_without_steps_is_named() -> None:
     assert finding.ambiguous_with == ("host:h1",)
     (finding,) = Job(lines=kernels(BEGUN, BEGUN, LATE, LATE)).find()
     assert (finding.component, finding.evidence[-1]["ranks"]) == ("host:h1", [2, 3])
+    assert finding.ambiguous_with == ("gpu:h1/0", "gpu:h1/1")
     send, recv = (
         line(2, (3, 3, 2), func="Send", peer=0, state=LATE),
         line(0, (3, 3, 2), func="Recv", peer=2, state=BEGUN),
