@@ -393,6 +393,12 @@ def test_stage_without_peers_is_held_against_its_own_past(late_by: str, componen
     assert watch([usual, usual, dataclasses.replace(usual, gpu=late(2, 4.0, act=1))]) == [[], [], []]
 
 
+def test_ranks_that_are_known_later_are_not_held_against_a_past_of_fewer() -> None:
+    few, usual = (Job(ranks, acts, gpus_per_host=1, steps=12) for ranks, acts in ((2, world(2)), (4, STAGES)))
+    slow = dataclasses.replace(usual, gpu=late(2, 200.0, act=1))
+    assert watch([few, few, usual, usual, slow]) == [[], [], [], [], ["gpu:h2/0"]]
+
+
 def test_two_ranks_are_held_against_their_own_past() -> None:
     usual = Job(2, world(2), gpus_per_host=1, steps=12)
     slow = dataclasses.replace(usual, host=late(1, 200.0))
