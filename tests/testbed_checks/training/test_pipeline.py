@@ -61,7 +61,8 @@ Runs = Mapping[str, tuple[TrainingJob, TrainingRun]]
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Runs:
     """All jobs of the tier, one after the other in one process."""
-    chosen = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    mine = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    chosen = {item.callspec.params.get("name") for item in mine}
     folder = tmp_path_factory.mktemp("pipelines")
     shape = {"replicas": 2, "stages": 2, "micro_batches": 6, "steps": STEPS}
     jobs = {
