@@ -12,14 +12,7 @@ from lockstep.training.meeting import TrainingOptions
 from lockstep.training.participant import MicroBatch
 from lockstep.training.pipeline import PipelineWorker, SettledStep
 from lockstep.training.pipeline_step import StageProgram
-
-MICRO_BATCHES = 4
-
-
-@pytest.fixture
-def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingOptions:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    return TrainingOptions(tmp_path / "job", "train", 0, 1, MICRO_BATCHES, beat_s=0.01, silence_s=0.1)
+from tests.lockstep.training.conftest import MICRO_BATCHES
 
 
 def made() -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -18,15 +18,8 @@ from lockstep.errors import BadInput, LockstepError
 from lockstep.training.meeting import TrainingOptions
 from lockstep.training.replica import Replica
 from tests.conftest import REPO
+from tests.lockstep.training.conftest import MICRO_BATCHES
 from tests.waiting import LIMIT_S
-
-MICRO_BATCHES = 4
-
-
-@pytest.fixture
-def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingOptions:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    return TrainingOptions(tmp_path / "job", "train", 0, 1, MICRO_BATCHES, beat_s=0.01, silence_s=0.1)
 
 
 def made() -> tuple[nn.Linear, torch.optim.Optimizer]:
