@@ -63,6 +63,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 _IDLE_S = 0.2
 _ROUND = 16  # segments that are let go of together, so many may be repeated after a crash
 _RESCAN_S = 5.0  # for segments of which nobody told
+_REGULAR_NS = 3 * NS_PER_S  # agents send every two seconds
 _LULL, _LONG, _LONGEST = 0.5, 2.0, 3.0  # times segment_s; the last bounds what an insert holds in memory
 
 
@@ -102,7 +103,9 @@ class Gateway:
         self._guard = threading.Lock()  # over watermarks, the open segment, what waits and what is kept
         self._queue_lock = threading.Lock()  # nothing enters the queue behind its end
         self._open: OpenSegment | None = None
-        self._opened_ns = 0
+        self._opened_ns = self._cut_ns = 0
+        self._sent_ns: dict[str, int] = {}  # when each agent sent last
+        self._missing: set[str] = set()  # regular senders that the open segment has nothing of
         self._checker = BatchChecker(self._enqueue)
         self._rank_claims = RankClaims(store)
         self._stop = threading.Event()
@@ -179,7 +182,8 @@ class Gateway:
             if group:
                 self._commit(group)
             try:
-                is_lull = not any(bundle.entries for bundle in group) and not self._checker.is_busy
+                is_idle = not any(bundle.entries for bundle in group)
+                is_lull = (is_idle or not self._missing) and not self._checker.is_busy
                 self._cut_when_due(force=not running, is_lull=is_lull)
             except OSError as error:  # the file stays open, and is cut at the next round or found at the next start
                 _log.error("segment cannot be cut", directory=str(self._directory), error=str(error))
@@ -225,8 +229,12 @@ class Gateway:
             self._watermarks.last_segment += 1
             self._open = OpenSegment(self._directory, self._watermarks.last_segment)
             self._opened_ns = self._clock.monotonic_ns()
+            self._sent_ns = {who: at for who, at in self._sent_ns.items() if self._opened_ns - at < _REGULAR_NS}
+            self._missing = set(self._sent_ns)
         segment = self._open
         segment.append(entries)
+        self._sent_ns |= dict.fromkeys((entry.agent for entry in entries), self._clock.monotonic_ns())
+        self._missing.difference_update(entry.agent for entry in entries)
         for bundle, new in zip(group, fresh, strict=True):
             is_all = len(new) == len(bundle.entries)
             piece = bundle.rows if bundle.rows is not None and is_all else new
@@ -242,7 +250,7 @@ class Gateway:
                 future.set_exception(GatewayFull(f"the gateway's log cannot be written: {error.strerror}"))
 
     def _cut_when_due(self, force: bool, is_lull: bool) -> None:
-        """Cut after half the time when nothing comes, and after twice the time while hosts still send.
+        """Cut when all hosts have sent, after half the time when nothing comes, after twice the time while some send.
 
         They send together, and what all have sent is waited for: an insert of twice the rows costs a third less for
         each. While the store is busy with what was cut before, the segment grows.
@@ -251,10 +259,13 @@ class Gateway:
             segment = self._open
             if segment is None:
                 return
-            age_s = (self._clock.monotonic_ns() - self._opened_ns) / NS_PER_S
+            now_ns = self._clock.monotonic_ns()
             wanted_s = self._options.segment_s * (_LONGEST if self._waiting else _LULL if is_lull else _LONG)
+            is_whole = is_lull and not self._waiting and not self._missing
+            age_s = (now_ns - (self._cut_ns if is_whole else self._opened_ns)) / NS_PER_S
             if force or age_s >= wanted_s or segment.size >= self._options.max_segment_bytes:
                 segment.cut()
+                self._cut_ns = now_ns
                 self._waiting += segment.size  # first: who looks in between sees too much, and never room that is not
                 self._open = None
                 self._has_cut.set()

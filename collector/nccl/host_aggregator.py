@@ -35,7 +35,7 @@ from collector.nccl.transfers import MOVED, STEPPED, ForeignParts, add_part_byte
 from lockstep import wire
 from lockstep.clock import NS_PER_S
 
-DELAY_NS = NS_PER_S  # threads write their rings at once; what takes longer was not scheduled at all
+DELAY_NS = NS_PER_S // 2  # threads write their rings at once; what takes longer was not scheduled at all
 
 
 class Matched(NamedTuple):

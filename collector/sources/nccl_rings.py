@@ -47,7 +47,7 @@ class NcclRingsSource:
     """
 
     name = "nccl_rings"
-    delay_s = 1.6  # DELAY_NS, and from enqueueing to the end 0.2 to 0.3 s in real training, 0.7 s behind a slow NIC
+    delay_s = 1.1  # DELAY_NS, and from enqueueing to the end 0.2 to 0.3 s in real training, 0.7 s behind a slow NIC
 
     def __init__(
         self,

@@ -72,6 +72,42 @@ def test_what_came_is_inserted_sooner_when_nothing_more_comes(tmp_path: Path) ->
     gateway.close()
 
 
+def test_a_segment_is_cut_at_once_when_all_hosts_that_send_regularly_have_sent(tmp_path: Path) -> None:
+    store, clock = FakeStore(), StillClock()
+    gateway = Gateway(tmp_path, store, clock, GatewayOptions(segment_s=1.0, leave_s=PATIENT_S))
+    gateway.start()
+    try:
+        acknowledge(gateway, entry(1), entry(1, agent="h1"))
+        clock.advance(1.0)
+        eventually(lambda: gateway.backlog_bytes == 0)
+        clock.advance(1.0)
+        acknowledge(gateway, entry(2))
+        settle(gateway)
+        assert len(messages(store)) == 2  # h1 is waited for
+        acknowledge(gateway, entry(2, agent="h1"))
+        eventually(lambda: len(messages(store)) == 4)
+        acknowledge(gateway, entry(3), entry(3, agent="h1"))
+        settle(gateway)
+        assert len(messages(store)) == 4  # who sends ten times a second does not have as many inserts
+        clock.advance(0.6)
+        eventually(lambda: len(messages(store)) == 6)
+    finally:
+        gateway.close()
+
+
+def settle(gateway: Gateway) -> None:
+    """Let the log look several times whether to cut."""
+    looks, cut = list[bool](), gateway._cut_when_due
+
+    def counted(*, force: bool, is_lull: bool) -> None:
+        cut(force, is_lull)
+        looks.append(is_lull)
+
+    gateway._cut_when_due = counted  # type: ignore[method-assign]
+    eventually(lambda: looks[-3:] == [True, True, True])
+    gateway._cut_when_due = cut  # type: ignore[method-assign]
+
+
 def test_what_is_still_checked_is_waited_for_up_to_twice_a_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
