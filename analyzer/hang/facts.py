@@ -9,6 +9,8 @@ from analyzer.windows.silence import HostReport, find_speaking
 from analyzer.windows.window import End, Finding
 from lockstep.clock import NS_PER_S
 
+ENDED = ("process_exit", "process_gone", "python_exception", "run_exit", "oom")
+STOPPED = ("process_stopped", "process_stuck")
 PAIRED = ("Send", "Recv")  # counted per peer: the k-th Send to a rank is the k-th Recv there
 # All ranks have entered these before the first one is through, so that nobody can end the next one alone.
 TOGETHER = ("AllReduce", "AllGather", "ReduceScatter", "AlltoAll", "")  # "": a dump that counts all functions as one
@@ -154,6 +156,7 @@ class StepCounts:
 
 
 _NONE = np.zeros(0, np.int64)
+_NEVER_NS = np.iinfo(np.int64).max
 NO_STEPS = StepCounts(
     _NONE.astype(np.uint64), _NONE.astype(object), _NONE, _NONE, _NONE, _NONE, _NONE.astype(bool), _NONE, _NONE
 )
@@ -236,7 +239,8 @@ def find_standstill(
 ) -> Standstill:
     """Return who stands still at the end of an evaluation; sooner where events tell why. Cost: O(lines)."""
     lines, people = facts.lines, facts.people
-    seen_ns, moved_ns = _latest(lines.process, lines.seen_ns, len(people)), _moved(facts)
+    seen_ns = _latest(lines.process, lines.seen_ns, len(people))
+    moved_ns = _moved(facts)
     fresh = facts.now_ns - options.quiet_ns
     # A host that has sent everything had nothing new to tell.
     present = (seen_ns >= fresh) | _is_on(people, facts.reporting)
@@ -249,6 +253,9 @@ def find_standstill(
     unseen = np.where(lines.untimed & has_event, lines.enqueued, lines.done)
     begun = lines.enqueued if facts.is_dump else np.where(lines.untimed, unseen, lines.started)
     inside = (begun > lines.done) & still[lines.process]
+    still |= present & (
+        facts.now_ns - _halted(facts, options) >= patience
+    )  # whether others wait for it is their word
     unsettled = (begun > lines.done) & (present & ~still)[lines.process] & (lines.seen_ns - lines.since_ns < patience)
     since_ns = int(moved_ns[lines.process[inside]].max(initial=0))
     return Standstill(present, still, inside, unsettled & (facts.interval_ns > 0), since_ns)
@@ -266,6 +273,26 @@ def _moved(facts: ProgressFacts) -> np.ndarray:
     own_seen = _latest(lines.process, lines.seen_ns, len(facts.people))
     moved_ns: np.ndarray = facts.now_ns - (own_seen - _latest(lines.process, lines.since_ns, len(facts.people)))
     return moved_ns
+
+
+def _halted(facts: ProgressFacts, options: HangOptions) -> np.ndarray:
+    """Return when each process ended or was stopped, as events tell it; those that run do so far ahead.
+
+    It writes no rows any more, or few: the newest is that of its last movement, however long ago. An event from well
+    before that is about another process, or about one that went on.
+    """
+    newest: dict[tuple[str, int | None], HostEvent] = {}
+    for event in sorted(facts.events, key=lambda event: event.ts_ns):
+        if event.kind in (*ENDED, *STOPPED, "process_continued"):
+            newest[event.host, event.rank] = event
+    halted_ns = np.full(len(facts.people), _NEVER_NS, np.int64)
+    if newest:
+        row_ns = _latest(facts.lines.process, facts.lines.since_ns, len(facts.people)).tolist()
+        keys = zip(facts.people.host_of.tolist(), facts.people.world_rank_of.tolist(), strict=True)
+        for process, event in ((process, newest[key]) for process, key in enumerate(keys) if key in newest):
+            if event.kind != "process_continued" and event.ts_ns >= row_ns[process] - options.quiet_ns:
+                halted_ns[process] = event.ts_ns
+    return halted_ns
 
 
 def _latest(process: np.ndarray, timestamps_ns: np.ndarray, count: int) -> np.ndarray:

@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from analyzer.hang.facts import HangOptions, HostEvent, ProgressFacts
+from analyzer.hang.facts import ENDED, STOPPED, HangOptions, HostEvent, ProgressFacts
 from analyzer.hang.waits import Waits
 from analyzer.windows.window import Finding
 from lockstep.clock import NS_PER_S
 from lockstep.topology import gpu_name, host_name
 
-ENDED = ("process_exit", "process_gone", "python_exception", "run_exit", "oom")
 _GPU_LOST = ("xid", "gpu_lost")
-_STOPPED = ("process_stopped", "process_stuck")
 _MOST_NAMED = 16  # ranks in one piece of evidence
 
 
@@ -158,10 +156,10 @@ def _not_continued(scene: Scene) -> list[HostEvent]:
     """Return how processes were stopped with the standstill that do not go on since; later it may be a debugger."""
     latest_ns = scene.since_ns + scene.options.after_ns
     last: dict[tuple[str, int], HostEvent] = {}
-    for event in scene.timely((*_STOPPED, "process_continued")):
+    for event in scene.timely((*STOPPED, "process_continued")):
         if event.kind == "process_continued" or event.ts_ns <= latest_ns:
             last |= first_by_rank([event])
-    return [event for event in last.values() if event.kind in _STOPPED]
+    return [event for event in last.values() if event.kind in STOPPED]
 
 
 def is_queued(scene: Scene, process: int) -> bool:

@@ -237,7 +237,8 @@ WHERE {OF_HOSTS} AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}} AND seve
 """
 # One rank stands for its communicator: all do the same. A line that comes round rarely gives the longer period, and
 # where several operations follow one another in a step, the pauses between those do; the longest was a checkpoint,
-# or of fewer than eight operations told one by one the only pause between two steps.
+# or of fewer than eight operations told one by one the only pause between two steps. A line that rested for more than
+# two of its rounds while others went on was of the job's beginning, and comes round no more.
 _GAPS = """
     arrayReverseSort(arrayMap((apart, count) -> apart / greatest(count, 1),
         arrayPopFront(arrayDifference(arrayMap(each -> toInt64(each.1), told))),
@@ -245,7 +246,8 @@ _GAPS = """
     gaps[2 - (is_told AND length(gaps) < 8) + intDiv(length(gaps), 32)] AS gap
 """
 _PACE = f"""
-SELECT /*ask,*/ max(gap) AS period FROM (
+SELECT /*ask,*/ arrayMax(arrayMap(each -> if(newest - each.2 <= 2 * each.1, each.1, 0), rounds)) AS period FROM (
+SELECT /*ask,*/ groupArray((gap, told[-1].1)) AS rounds, max(told[-1].1) AS newest FROM (
     SELECT /*ask,*/ true AS is_told, arraySort(groupArray((enqueue_ns, seq))) AS told, {_GAPS}
     FROM collectives WHERE {WHOSE} AND rank = 0 AND enqueue_ns >= {{start:Int64}} AND enqueue_ns < {{end:Int64}}
         AND (end_ns < {{end:Int64}} OR collectives.untimed)
@@ -256,7 +258,7 @@ SELECT /*ask,*/ max(gap) AS period FROM (
         FROM progress WHERE {WHOSE} AND rank = 0 AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}}
         GROUP BY /*ask,*/ comm, func, peer, done
     ) GROUP BY /*ask,*/ comm, func, peer HAVING max(done) - min(done) > 3 AND count() > 3
-) /*GROUP BY ask*/
+) /*GROUP BY ask*/)
 """
 # When each line ended what it ended last, and began what it is inside of.
 _ENDED = f"""

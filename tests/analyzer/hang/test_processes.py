@@ -185,3 +185,20 @@ def test_standstill_for_which_an_event_tells_the_reason_is_told_sooner(
     assert find_after(1, happened) == [named_for_it]
     assert find_after(0.9, happened) == []
     assert find_after(3.9) == []
+
+
+@pytest.mark.parametrize(
+    ("happened", "named_for_it"),
+    [
+        (ended(3, ago_s=1.8), [("crash", "rank:3")]),
+        (event("process_stopped", "h1", rank=3, ago_s=1.8), [("noncomm_hang", "host:h1")]),
+        (ended(3, ago_s=8), []),
+    ],
+)
+def test_process_that_ended_or_stopped_stands_though_its_newest_row_is_that_of_its_last_movement(
+    happened: HostEvent, named_for_it: list[tuple[str, str]]
+) -> None:
+    """Nobody reads the counts of a process that is gone; an event from long before its last row is of another one."""
+    waiting = [line(rank, (5, 5, 4), since_ns=T0 - round(1.5 * SECOND)) for rank in range(3)]
+    last = line(3, (4, 4, 4), since_ns=T0 - 2 * SECOND, seen_ns=T0 - 2 * SECOND)
+    assert named(happened, lines=[*waiting, last]) == named_for_it

@@ -178,6 +178,16 @@ def test_pace_is_learnt_from_progress_or_operations_when_nobody_tells_it(store: 
     assert read(store, period_ns=None).period_ns == SECOND // 2, "sampled operations are counted by their numbers"
 
 
+def test_pace_is_not_that_of_operations_of_which_only_the_beginning_of_the_job_had_some(store: Store) -> None:
+    steps = [operation(seq, -60 + seq / 2) for seq in range(100)]
+    setup = [operation(seq, -80 + 8 * seq, func="Broadcast") for seq in range(4)]
+    rare = [operation(seq, -80 + 20 * seq, func="AllGather") for seq in range(4)]
+    insert(store, member(0), *steps, *setup)
+    assert read(store, period_ns=None).period_ns == SECOND // 2
+    insert(store, *rare)
+    assert read(store, period_ns=None).period_ns == 20 * SECOND, "an evaluation every now and then comes round"
+
+
 def operation(seq: int, at_s: float, job: str = "j1", **fields: object) -> Collective:
     """Return an operation of rank 0 that takes a tenth of a second."""
     begin_ns = T0 + round(at_s * SECOND)
