@@ -15,7 +15,7 @@ from cli.client import DEFAULT_SERVER, Server, Token, offer_jobs
 from cli.report import Described, OnlyIncidents, print_report
 from cli.setup import configure_logging, err, out, progress_of
 from lockstep.capture.exchange import load_capture
-from lockstep.capture.files import read_capture
+from lockstep.capture.files import Capture, read_capture
 from lockstep.client import Client
 from lockstep.clock import SystemClock
 from lockstep.store.migrations import Layout, migrate
@@ -45,7 +45,7 @@ def command(
     configure_logging("warning")
     if (capture is None) == (job is None):
         raise typer.BadParameter("give a capture, or --job with the name of a running job")
-    described = _diagnose_capture(capture) if capture else _ask(server, token, str(job))
+    described = _diagnose_file(capture) if capture else _ask(server, token, str(job))
     if html:
         from cli.report_page import render_page  # with the templates, which a report in the terminal does not need
 
@@ -58,9 +58,13 @@ def command(
         print_report(out, described)
 
 
-def _diagnose_capture(path: Path) -> Described:
+def _diagnose_file(path: Path) -> Described:
     err.print(f"reading {path}")
-    capture = read_capture(path)
+    return diagnose_capture(read_capture(path))
+
+
+def diagnose_capture(capture: Capture) -> Described:
+    """Return what is wrong in a capture; progress goes to standard error."""
     rows = sum(table.num_rows for table in capture.tables.values())
     err.print(f"analysing {rows} rows of {len(capture.tables)} tables")
     with tempfile.TemporaryDirectory(prefix="lockstep-diagnose-") as folder, open_store(f"chdb://{folder}") as store:

@@ -48,6 +48,12 @@ COMMANDS = (
     Command("decisions", "cli.decisions", "client", "What is proposed, done and undone, and what it was worth."),
     Command("alerts", "cli.alerts", "client", "Receivers of alerts, and whether notifications arrive."),
     Command("isolations", "cli.decisions:isolations", "client", "Nodes that are out of service, and their way back."),
+    Command(
+        "explain",
+        "cli.explain",
+        "analyzer",
+        "Name the faulty parts from files of other tools, as they lie in a folder.",
+    ),
     Command("diagnose", "cli.diagnose", "analyzer", "Name the faulty parts of a capture, or of a running job."),
     Command("capture", "cli.capture", "client", "Save what a running Lockstep knows of a job's last minutes."),
     Command("top", "cli.top", "client", "Show what happens now: jobs, incidents, agents, pending approvals."),

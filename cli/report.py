@@ -75,7 +75,8 @@ def part_words(verdict: Verdict) -> str:
 def lasting_words(incident: Incident) -> str:
     """Return how long a fault was seen, and how often it came back."""
     verdict = incident.verdict
-    duration = lasting((verdict.last_seen_ns - verdict.since_ns) / NS_PER_S)
+    length_ns = verdict.last_seen_ns - verdict.since_ns
+    duration = lasting(length_ns / NS_PER_S if length_ns > 1 else None)  # a dump knows one moment
     return f"{duration}, came back {incident.flaps} times" if incident.flaps else duration
 
 

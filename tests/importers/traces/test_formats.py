@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from importers.traces.formats import FORMATS, import_recordings
+from importers.traces.recognition import recognize
 from lockstep.capture.files import Capture, read_capture
 from lockstep.errors import BadInput
 from tests.cli.commands import check_failure, run_process
@@ -46,6 +47,44 @@ def test_dumps_become_a_capture_and_what_was_left_out_is_counted(tmp_path: Path)
     assert sum(reading.unread.values()) == 1
 
 
+TEXTS = {
+    "alertmanager": notification(alert()),
+    "flight-recorder": pickle.dumps(dump(entry())),
+    "gpud": json.dumps([component(event())]).encode(),
+    "inspector": json.dumps(line()).encode() + b"\n",
+    "kineto": json.dumps(trace(kernel())).encode(),
+    "megatron": ITERATION,
+    "mlperf": LOSSES,
+    "nccl-tests": (HEAD + ROWS + TAIL).encode(),
+    "ras": json.dumps(status(member(0))).encode(),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_recording_is_recognized_by_what_is_in_it(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "saved under any name"
+    file.write_bytes(TEXTS[name])
+    assert recognize(file) == name
+    file.write_bytes(gzip.compress(TEXTS[name]))
+    assert recognize(file) == ("kineto" if name == "kineto" else None), "no other importer unpacks"
+
+
+def test_dump_as_json_is_recognized_and_what_nobody_reads_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    file.write_text(json.dumps(dump(entry())))
+    assert recognize(file) == "flight-recorder"
+    for content in (
+        b"",
+        b"garbage",
+        b"\x1f\x8bgarbage",
+        b"\x80\x02garbage",
+        b'{"loss": 1.5}\n',
+        pickle.dumps({"a": 1}),
+    ):
+        file.write_bytes(content)
+        assert recognize(file) is None
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_byte_is_reported_and_a_file_that_is_wrong_leaves_nothing_behind(tmp_path: Path, name: str) -> None:
     file = tmp_path / "rank_1"
@@ -54,21 +93,10 @@ def test_every_byte_is_reported_and_a_file_that_is_wrong_leaves_nothing_behind(t
         with pytest.raises(BadInput, match=f"^{file}|tell nothing that a capture"):
             import_recordings(FORMATS[name], [file], tmp_path / "c", "j")
         assert [file.name for file in tmp_path.iterdir()] == ["rank_1"]
-    texts = {
-        "alertmanager": notification(alert()),
-        "flight-recorder": pickle.dumps(dump(entry())),
-        "gpud": json.dumps([component(event())]).encode(),
-        "inspector": json.dumps(line()).encode() + b"\n",
-        "kineto": json.dumps(trace(kernel())).encode(),
-        "megatron": ITERATION,
-        "mlperf": LOSSES,
-        "nccl-tests": (HEAD + ROWS + TAIL).encode(),
-        "ras": json.dumps(status(member(0))).encode(),
-    }
-    file.write_bytes(texts[name])
+    file.write_bytes(TEXTS[name])
     reported: list[int] = []
     import_recordings(FORMATS[name], [file], tmp_path / "c", "j", reported.append)
-    assert sum(reported) == len(texts[name])
+    assert sum(reported) == len(TEXTS[name])
 
 
 def test_command_names_the_job_after_the_capture_and_says_what_was_left_out(tmp_path: Path) -> None:
