@@ -73,7 +73,7 @@ def test_command_has_help_that_needs_no_settings_and_begins_as_in_the_list(
 
 def test_installed_command_ends_like_the_one_in_this_process(tmp_path: Path) -> None:
     assert run_process("--version", state=tmp_path).out == f"{__version__}\n"
-    check_failure(run_process("scenario", "show", "dance", state=tmp_path), "there is no scenario 'dance'")
+    check_failure(run_process("dance", state=tmp_path), "No such command 'dance'", code=2)
 
 
 def fail_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
