@@ -12,6 +12,14 @@ import pytest
 
 T = TypeVar("T")
 
+# What the tests ask for that run on both kinds of a database; their files hold slow tests without naming the marker.
+_ON_TWO_KINDS = re.compile(r"\b(store: Store|store_url|control_url|db: ControlDatabase|db_url)\b")
+
+
+def two_kinds(light: str, real: str) -> list[Any]:  # Any: pytest does not name its own type
+    """Return the kinds of a database to parametrise a fixture with: the one without a server, and the slow one."""
+    return [light, pytest.param(real, marks=pytest.mark.slow)]
+
 
 def long_except(kept: Collection[T], cases: Iterable[T]) -> list[Any]:  # Any: pytest does not name its own type
     """Return the cases to parametrise a test with; all but those that are kept are long."""
@@ -34,5 +42,5 @@ def may_hold(source: str, chosen: str) -> bool:
             r"^pytestmark = \[?\s*(pytest\.mark\.needs_root,\s*)?pytest\.mark\.slow", source, re.MULTILINE
         )
     if chosen == "slow and not long":
-        return "mark.slow" in source
+        return "mark.slow" in source or bool(_ON_TWO_KINDS.search(source))
     return chosen != "long" or "mark.long" in source or "long_except" in source

@@ -16,6 +16,7 @@ from lockstep.verdict import Incident
 from simulator.scenario import build_topology, parse_scenario
 from tests.builders import SECOND, T0, make, rows
 from tests.simulated import JOB, Delivery, load, tell, told_step
+from tests.tiers import long_except
 
 FABRIC = TopologyIndex(leaf_spine(hosts=8, nics_per_host=1, leaves=4, spines=2))
 HUNG = parse_scenario(
@@ -93,13 +94,15 @@ def probe(src: int, dst: int, number: int, *, spine: int, is_lost: bool) -> Prob
     )
 
 
-@pytest.mark.parametrize(
-    ("job", "duration"), [("compute_ms = 60.0\nallreduce_mb = [64]", 14), (PIPELINE, 14), (PIPELINE, 11)]
-)
+OFTEN = "compute_ms = 60.0\nallreduce_mb = [64]"
+
+
+@pytest.mark.parametrize("case", long_except([(PIPELINE, 11)], [(OFTEN, 14), (PIPELINE, 14), (PIPELINE, 11)]))
 def test_slow_gpu_is_named_from_seconds_where_few_operations_are_told(
-    embedded_store: Store, job: str, duration: int
+    embedded_store: Store, case: tuple[str, int]
 ) -> None:
     """Also when steps are shorter than a second, sends and receives overlap, and nothing is told twice."""
+    job, duration = case
     text = SAMPLED.replace("{job}", "many", 1).format(job=job, duration=duration)
     scenario = parse_scenario(text, "sampled")
     load(embedded_store, tell(scenario, 3, every_s=duration))
@@ -116,6 +119,7 @@ def test_with_only_steps_the_answer_is_when_the_job_slowed_and_recovered(embedde
     assert abs((incident.closed_ns or 0) - (T0 + 62 * SECOND)) <= 3 * SECOND
 
 
+@pytest.mark.slow
 def test_job_with_long_steps_is_evaluated_twice_a_step_once_they_are_known(embedded_store: Store) -> None:
     changes = {"duration_s": 300, "timeline": (), "job": HUNG.job.model_copy(update={"compute_ms": 20_000.0})}
     (delivery,) = tell(HUNG.model_copy(update=changes), 31, every_s=300)
@@ -209,7 +213,9 @@ HOSTILE: dict[str, list[HostRecord]] = {
 _TABLES = {Comm: "comms", Collective: "collectives", OpStat: "op_stats", Transfer: "transfers"}
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize(
+    "name", long_except(["no times", "ends before it starts", "a clock of 1970", "everything twice"], HOSTILE)
+)
 def test_hostile_rows_are_passed_over_in_silence(embedded_store: Store, name: str) -> None:
     for kind, table in _TABLES.items():
         records = [record for record in HOSTILE[name] if type(record) is kind]

@@ -184,6 +184,7 @@ def test_silent_host_lowers_the_coverage_and_is_waited_for_if_it_may_come_back(
     assert [(one.verdict.component, one.verdict.coverage) for one in cluster.open] == [(NIC, 0.75)]
 
 
+@pytest.mark.slow
 def test_analysis_that_is_behind_goes_on_with_the_newest_window_and_counts_the_others(watch: Watch) -> None:
     cluster = watch(SICK)
     cluster.run(10)
@@ -196,6 +197,7 @@ def test_analysis_that_is_behind_goes_on_with_the_newest_window_and_counts_the_o
     assert [incident.verdict.component for incident in cluster.open] == [NIC]
 
 
+@pytest.mark.slow
 def test_no_host_is_silent_because_the_analysis_was_away(watch: Watch) -> None:
     cluster = watch(SICK)
     cluster.run(10)
@@ -209,6 +211,7 @@ def test_no_host_is_silent_because_the_analysis_was_away(watch: Watch) -> None:
     assert cluster.windows == 2 + 1, "it has had as long as any other"
 
 
+@pytest.mark.slow
 def test_job_that_ended_is_not_evaluated_until_it_is_forgotten(watch: Watch) -> None:
     cluster = watch(SICK.model_copy(update={"timeline": (), "duration_s": 15.0}))
     cluster.run(15)
@@ -230,6 +233,7 @@ def test_fault_on_a_host_that_falls_silent_is_not_over(watch: Watch) -> None:
     assert opened.id in {incident.id for incident in cluster.open}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "silent",
     long_except(
@@ -261,6 +265,7 @@ def test_hosts_that_fall_silent_together_are_lost_telemetry_and_no_fault_is_over
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stalled", ["nccl_rings", "gpu"])
 def test_fault_on_a_host_of_whose_ranks_nothing_comes_is_not_over_and_says_which_readings_are_missing(
     watch: Watch, stalled: str
@@ -283,6 +288,7 @@ def test_fault_on_a_host_of_whose_ranks_nothing_comes_is_not_over_and_says_which
     assert (closed.closed_because, closed.unseen_source) == ("the part has been normal again", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fate", ["stopped in order", "gateway died"])
 def test_agents_that_say_goodbye_are_missed_by_nobody_and_a_dead_gateway_is_named(watch: Watch, fate: str) -> None:
     cluster = watch(SICK.model_copy(update={"timeline": ()}))

@@ -145,6 +145,7 @@ def test_windows_that_are_read_at_once_get_what_each_would_get_alone(
     assert len(answered) >= 17, sorted(_statements().keys() - answered)
 
 
+@pytest.mark.slow
 def test_evaluations_of_a_capture_say_the_same_when_their_windows_are_read_ahead(
     embedded_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """A whole web process for tests: real routes over a real control database, with the store that the test brings."""
 
+import asyncio
 import socket
 import ssl
 import tempfile
@@ -13,6 +14,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+import uvicorn.server
 from fastapi import FastAPI
 
 from api.app import create_app
@@ -150,6 +152,18 @@ def check_problem(answer: httpx.Response, status: int, slug: str) -> str:
     assert document["title"] == slug.replace("-", " ")
     return str(document["detail"])
 
+
+class _Hasty:
+    """asyncio for uvicorn, which looks ten times a second whether it is to end: each test would wait for that."""
+
+    def __getattr__(self, name: str) -> Any:  # Any: whatever asyncio has
+        return getattr(asyncio, name)
+
+    async def sleep(self, delay_s: float) -> None:
+        await asyncio.sleep(delay_s / 20)
+
+
+uvicorn.server.asyncio = _Hasty()  # type: ignore[attr-defined,assignment]  # of that module alone
 
 _KEPT_S = 3600  # connections: given up after uvicorn's 5 s, one is reset under whoever sends at that very moment
 

@@ -30,6 +30,7 @@ from tests.api.test_limits import StillClock
 from tests.builders import T0, make, rows
 from tests.http_serving import Quiet
 from tests.lockstep.state.build import incident
+from tests.tiers import long_except
 
 
 def test_message_whose_outcome_could_not_be_written_is_tried_again(
@@ -99,7 +100,7 @@ def test_stream_of_a_revoked_token_ends_while_much_happens(tmp_path: Path, monke
             assert not [line for line in lines if line.startswith("data")]
 
 
-@pytest.mark.parametrize("path", ["/nothing-here", "/"])
+@pytest.mark.parametrize("path", long_except(["/"], ["/nothing-here", "/"]))
 def test_made_up_secrets_are_bounded_whatever_they_are_answered(tmp_path: Path, path: str) -> None:
     with running_api(tmp_path, FakeStore(), clock=StillClock()) as api:
         cookies = [{"Cookie": f"lockstep_session=x{number}", "Accept": "text/html"} for number in range(110)]

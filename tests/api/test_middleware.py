@@ -14,9 +14,11 @@ from structlog.testing import capture_logs
 from api.middleware import REQUEST_ID, SECURITY_HEADERS, choose_request_id
 from lockstep.config import Settings
 from lockstep.sections import ApiSettings
+from lockstep.state.incidents import save_incidents
 from tests.api.build import Api, batch_headers, bearer, check_problem, running_api
 from tests.api.fake_store import AwayStore, FakeStore
 from tests.api.rules import rules_of
+from tests.lockstep.state.build import incident
 from tests.waiting import eventually
 
 
@@ -26,15 +28,20 @@ def light_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
         yield running
 
 
-def test_every_route_answers_with_all_of_them(api: Api) -> None:
+def test_every_route_answers_with_all_of_them_and_has_a_slot_where_it_reads_the_store(api: Api) -> None:
+    """A route without a slot would be told that the store is slow, though nobody waits for it."""
+    save_incidents(api.parts.control, [incident("x")], None)
     tokens = {scope: api.make_token(scope, "x" if scope == "ingest" else None) for scope in ("admin", "ingest")}
     for rule in rules_of(api.parts):
         secret = tokens["ingest" if rule.is_for_agents else "admin"]
-        with api.client.stream(rule.method, rule.url, headers=bearer(secret)) as answer:
+        asked = {"job": "x"} if rule.method == "GET" else None
+        with api.client.stream(rule.method, rule.url, params=asked, headers=bearer(secret)) as answer:
             missing = {name for name, value in SECURITY_HEADERS.items() if answer.headers.get(name) != value}
             assert not missing, f"{rule.key} answers {answer.status_code} without {missing}"
             assert answer.headers[REQUEST_ID], rule.key
             assert answer.headers["Cache-Control"], rule.key
+            if rule.path != "/api/v1/incidents/stream":
+                assert b"as may wait for it" not in answer.read(), rule.key
 
 
 def test_files_and_what_is_not_there_have_them_too_and_no_script_or_style_of_the_page_runs(light_api: Api) -> None:

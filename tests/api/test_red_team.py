@@ -112,6 +112,7 @@ def test_a_host_outside_a_job_cannot_condemn_one_of_its_hosts(fresh: Api, shared
     assert shared_store.query(of_others)["n"][0].as_py() == 0
 
 
+@pytest.mark.slow
 def test_a_job_that_starts_again_on_other_hosts_is_believed(fresh: Api, shared_store: Store) -> None:
     run_job(fresh, "again")
     run_job(fresh, "again", ("h4", "h5", "h6", "h7"), comm=8, attempt=1)

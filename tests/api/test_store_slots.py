@@ -17,8 +17,7 @@ from lockstep.sections import ApiSettings
 from lockstep.state.decisions import save_decisions, save_isolated
 from lockstep.state.incidents import save_incidents
 from tests.api.build import Api, batch_headers, bearer, check_problem, running_api
-from tests.api.fake_store import AwayStore, FakeStore, away
-from tests.api.rules import rules_of
+from tests.api.fake_store import FakeStore, away
 from tests.lockstep.state.build import decision, incident
 from tests.lockstep.state.test_executions import isolated
 from tests.waiting import eventually
@@ -129,14 +128,3 @@ def test_slot_is_free_again_after_each_answer(hanging: tuple[Api, FakeHangingSto
     store.go.clear()
     with hung_readers(api, store, EIGHT):
         eventually(lambda: store.waiting == 8)
-
-
-def test_every_route_that_reads_the_store_has_a_slot(tmp_path: Path) -> None:
-    """A route that nobody thought of would be told that the store is slow, though nobody waits for it."""
-    with running_api(tmp_path, AwayStore(), settings=Settings(api=ApiSettings(requests_per_s=0))) as api:
-        save_incidents(api.parts.control, [incident("x")], None)
-        admin = bearer(api.make_token("admin"))
-        for rule in rules_of(api.parts):
-            if rule.method == "GET" and rule.path != "/api/v1/incidents/stream":
-                answer = api.client.get(rule.url, params={"job": "x"}, headers=admin)
-                assert "as may wait for it" not in answer.text, rule.key

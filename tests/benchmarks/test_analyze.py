@@ -135,6 +135,7 @@ def test_late_rank_is_the_one_that_stands_out(are_sums: bool) -> None:
     assert excess.lasting[27] > 5 * abs(excess.lasting[26])
 
 
+@pytest.mark.slow
 def test_core_is_the_same_on_torch_and_other_figures_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmarks.analyze, "_AGAIN", 1)
     plain, torch = measure_numeric(64, ("cpu",))

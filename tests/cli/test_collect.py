@@ -78,6 +78,7 @@ def ask(address: Path, question: bytes) -> bytes:
 
 
 @pytest.mark.needs_root
+@pytest.mark.slow
 def test_agent_that_follows_paths_answers_jobs_that_ask_for_ports(tmp_path: Path, token_file: str) -> None:
     topology, paths = tmp_path / "topology.json", tmp_path / "paths"
     topology.write_text(dump_topology(leaf_spine(hosts=8, nics_per_host=1, leaves=2, spines=2)))

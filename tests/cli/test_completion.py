@@ -75,6 +75,7 @@ def test_jobs_of_a_server_that_answers_are_offered(
     assert offered(lockstep, f"lockstep capture --server {unused_address()} --job tr") == []
 
 
+@pytest.mark.slow
 def test_completion_is_installed_where_the_manual_says_and_real_bash_completes_with_it(tmp_path: Path) -> None:
     environment = environment_for(tmp_path) | {
         "HOME": str(tmp_path),

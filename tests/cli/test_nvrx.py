@@ -74,6 +74,7 @@ def test_host_is_judged_by_what_the_control_database_says(api: Api, tmp_path: Pa
     assert (back.get(1, 0), back.get(4, "")) == (1, "")
 
 
+@pytest.mark.slow
 def test_host_is_judged_by_the_controllers_notes(tmp_path: Path) -> None:
     socket, notes = tmp_path / "nvhcd.sock", tmp_path / "notes"
     NvrxController(NvrxOptions(notes)).isolate("h1", "mark-1", "xid 79")
@@ -82,6 +83,7 @@ def test_host_is_judged_by_the_controllers_notes(tmp_path: Path) -> None:
     assert (told.get(1, 0), told[4]) == (0, "xid 79")
 
 
+@pytest.mark.slow
 def test_failed_cycle_is_answered_from_the_newest_decision(api: Api, tmp_path: Path) -> None:
     to = ("--server", str(api.client.base_url), "--token", api.make_token("read"))
     with serving(tmp_path, "attribution", "--listen", "127.0.0.1:0", *to) as said:

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.cli.commands import LOCKSTEP, environment_for
+from cli.run import _describe, _report
+from collector.supervision import Ending
+from tests.cli.commands import LOCKSTEP, Run, environment_for
 from tests.waiting import eventually
 
 REPO = Path(__file__).resolve().parents[2]
@@ -83,7 +85,7 @@ def state_of(pid: int) -> str:
         return "gone"
 
 
-@pytest.mark.parametrize("script", ["exit 0", "exit 255", "kill -9 $$", "kill -15 $$"])
+@pytest.mark.parametrize("script", ["exit 255", "kill -15 $$"])
 def test_exit_code_is_the_command_s_own_or_128_and_the_signal_that_killed_it(tmp_path: Path, script: str) -> None:
     is_killed, number = script.startswith("kill"), int(script.split()[1].lstrip("-"))
     assert run("sh", "-c", script, folder=tmp_path)[0] == (128 + number if is_killed else number)
@@ -196,68 +198,58 @@ def test_uncaught_exception_is_named_with_rank_and_job(tmp_path: Path) -> None:
     assert said["started_ns"] < said["ended_ns"]
 
 
-def test_exception_that_was_caught_is_none(tmp_path: Path) -> None:
-    caught = "import traceback\ntry: 1 / 0\nexcept ZeroDivisionError: traceback.print_exc()"
-    assert run(*python(caught), folder=tmp_path)[0] == 0
-    said = report_in(tmp_path)
-    assert said["exception"] is None
-    assert said["stderr_tail"][-1] == "ZeroDivisionError: division by zero"
-
-
-def test_report_keeps_the_last_twenty_lines_and_stays_small(tmp_path: Path) -> None:
-    flood = "import sys\nfor n in range(1000): print(n, chr(1) + 'ü' * 5000, file=sys.stderr)\nsys.exit(1)"
-    assert run(*python(flood), folder=tmp_path)[0] == 1
-    lines = report_in(tmp_path)["stderr_tail"]
-    assert len(lines) <= 20
-    assert lines[-1].startswith("999 ü")
-    assert max(map(len, lines)) == 500
-
-
-def test_report_is_one_line_for_its_owner_only_and_named_after_the_process(tmp_path: Path) -> None:
-    with running("true", folder=tmp_path) as process:
-        assert process.wait(LIMIT_S) == 0
-    file = tmp_path / f"run-{process.pid}.json"
-    assert [path.name for path in tmp_path.iterdir()] == [file.name]
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert file.read_text().count("\n") == 1
-
-
-@pytest.mark.parametrize("by_option", [True, False])
-def test_report_goes_where_it_is_asked_to(tmp_path: Path, by_option: bool) -> None:
-    file = tmp_path / "here.json"
-    more: dict[str, Any] = {"options": ("--report", str(file))} if by_option else {"LOCKSTEP_RUN_REPORT": str(file)}
-    assert run("true", folder=tmp_path, **more)[0] == 0
-    assert json.loads(file.read_text())["exit_code"] == 0
-
-
-def test_report_that_cannot_be_written_is_told_and_changes_nothing(tmp_path: Path) -> None:
-    nowhere = tmp_path / "missing/report.json"
-    code, out, err = run("sh", "-c", "echo out; exit 9", folder=tmp_path, LOCKSTEP_RUN_REPORT=str(nowhere))
+def test_report_goes_where_it_is_asked_to_and_one_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
+    file, nowhere = tmp_path / "here.json", str(tmp_path / "missing/report.json")
+    asked: dict[str, Any] = {"options": ("--report", str(file)), "LOCKSTEP_RUN_REPORT": nowhere}
+    with running("sh", "-c", "echo out; exit 9", folder=tmp_path, **asked) as process:
+        assert process.communicate(timeout=LIMIT_S) == (b"out\n", b"")
+    assert (process.returncode, json.loads(file.read_text())["exit_code"]) == (9, 9)
+    code, out, err = run("sh", "-c", "echo out; exit 9", folder=tmp_path, LOCKSTEP_RUN_REPORT=nowhere)
     assert (code, out) == (9, b"out\n")
     assert f"no report in {nowhere}".encode() in err
-    assert run("sh", "-c", "exit 9", folder=tmp_path / "missing") == (9, b"", b""), (
-        "a host without rings says nothing"
-    )
 
 
-@pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_report_is_never_put_over_something_that_is_no_file(tmp_path: Path, kind: str) -> None:
-    target, victim = tmp_path / "report.json", tmp_path / "victim"
-    victim.write_text("precious")
-    if kind == "link":
-        target.symlink_to(victim)
-    else:
-        os.mkfifo(target)
-    code, _, err = run("true", folder=tmp_path, LOCKSTEP_RUN_REPORT=str(target))
-    assert (code, victim.read_text(), target.is_file() and not target.is_symlink()) == (0, "precious", False)
-    assert b"is no regular file" in err
+def ending(code: int = 0, stderr: bytes = b"") -> Ending:
+    return Ending(pid=7, started_ns=1, ended_ns=2, exit_code=code, signal=None, stderr=stderr)
 
 
-@pytest.mark.parametrize(("program", "code", "why"), [("no-such-program", 127, "No such file"), ("/", 126, "denied")])
-def test_command_that_cannot_be_started_is_told_as_shells_do(
-    tmp_path: Path, program: str, code: int, why: str
+def test_report_is_one_line_for_its_owner_only_and_named_after_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ended, _, err = run(program, folder=tmp_path)
-    assert (ended, list(tmp_path.iterdir())) == (code, [])
-    assert why in err.decode()
-    assert b"Traceback" not in err
+    monkeypatch.setenv("LOCKSTEP_RING_DIR", str(tmp_path))
+    _report("/usr/bin/true", ending(), None)
+    (file,) = tmp_path.iterdir()
+    assert file.name == f"run-{os.getpid()}.json"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert file.read_text().count("\n") == 1
+    assert report_in(tmp_path)["program"] == "true"
+    monkeypatch.setenv("LOCKSTEP_RING_DIR", str(tmp_path / "missing"))
+    _report("true", ending(9), None)
+    assert capsys.readouterr().err == "", "a host without rings says nothing"
+
+
+def test_exception_that_was_caught_is_none() -> None:
+    traceback = b'Traceback (most recent call last):\n  File "a.py", line 1\nValueError: division\n'
+    caught, uncaught = (_describe("python", ending(code, traceback)) for code in (0, 1))
+    assert (caught.exception, caught.stderr_tail[-1]) == (None, "ValueError: division")
+    assert uncaught.exception is not None
+
+
+def test_report_is_never_put_over_something_that_is_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link, pipe, victim = tmp_path / "link", tmp_path / "pipe", tmp_path / "victim"
+    victim.write_text("precious")
+    link.symlink_to(victim)
+    os.mkfifo(pipe)
+    for target in (link, pipe):
+        _report("true", ending(), target)
+        assert "is no regular file" in capsys.readouterr().err
+    assert (victim.read_text(), link.is_symlink(), pipe.is_fifo()) == ("precious", True, True)
+
+
+def test_command_that_cannot_be_started_is_told_as_shells_do(lockstep: Run, tmp_path: Path) -> None:
+    for program, code, why in (("no-such-program", 127, "No such file"), ("/", 126, "denied")):
+        outcome = lockstep("run", "--", program, LOCKSTEP_RING_DIR=str(tmp_path))
+        assert (outcome.code, list(tmp_path.iterdir())) == (code, [])
+        assert why in outcome.err

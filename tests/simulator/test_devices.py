@@ -22,6 +22,7 @@ from tests.simulator.build import (
     rows_at,
     scenario,
 )
+from tests.tiers import long_except
 
 RING = JobShape(compute_ms=400.0, allreduce_mb=(64, 32))
 TREE = JobShape(step=(Doing(do="compute", ms=400.0), Doing(do="AllReduce", mb=64, algo="TREE")))
@@ -48,7 +49,7 @@ def link_faults(told: Scenario, second: int = 10) -> dict[str, dict[str, int]]:
     return {column: found for column, found in (nics | ports).items() if found}
 
 
-@pytest.mark.parametrize("transport", ["ib", "socket"])
+@pytest.mark.parametrize("transport", long_except(["socket"], ["ib", "socket"]))
 def test_all_rows_are_sound_and_none_comes_twice_and_each_seed_has_its_own(transport: str) -> None:
     lines = (
         "at 1 s fail nic:h1/eth0 tx to 50 %",
@@ -82,7 +83,7 @@ def test_everybody_tells_in_its_own_time_and_spares_receive_nothing() -> None:
     assert len(rows_at(tables, "clocks", 10)) == 6
 
 
-@pytest.mark.parametrize("transport", ["ib", "socket"])
+@pytest.mark.parametrize("transport", long_except(["socket"], ["ib", "socket"]))
 @pytest.mark.parametrize("job", [RING, TREE, PIPELINE, EXPERTS], ids=["ring", "tree", "pipeline", "experts"])
 def test_what_is_sent_is_received_and_is_what_the_transfers_moved(job: JobShape, transport: str) -> None:
     told = scenario(cluster=cluster(transport=transport), job=job, noise=Noise())
@@ -105,7 +106,7 @@ def test_switches_and_both_ends_of_a_cable_count_the_same_bytes() -> None:
         assert nic["speed_mbps"] == port["speed_mbps"] == 100_000
 
 
-@pytest.mark.parametrize("transport", ["ib", "socket"])
+@pytest.mark.parametrize("transport", long_except(["socket"], ["ib", "socket"]))
 def test_healthy_cluster_counts_bytes_and_nothing_else(transport: str) -> None:
     told = broken(transport=transport)
     tables = follow(told, 10)
@@ -254,7 +255,7 @@ def test_what_ended_late_is_counted_late_and_not_lost() -> None:
     assert by_second[10] == moved_bytes(operations, 10)
 
 
-@pytest.mark.parametrize("transport", ["ib", "socket"])
+@pytest.mark.parametrize("transport", long_except(["socket"], ["ib", "socket"]))
 def test_readings_do_not_depend_on_how_far_ahead_operations_are_noted(transport: str) -> None:
     lines = ("at 2 s fail rank:5 killed", "at 12 s restart with h4 for h1 after 3 s", "at 14 s heal")
     told = broken(*lines, transport=transport, spares=2)

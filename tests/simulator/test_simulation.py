@@ -12,6 +12,7 @@ from simulator.pairs import NEVER, Times
 from simulator.scenario import Doing, JobShape, Layout, Noise, Scenario
 from simulator.simulation import Simulation
 from tests.simulator.build import cluster, moved_by, scenario, slow
+from tests.tiers import long_except
 
 MIXED = JobShape(
     layout=Layout(tp=2, pp=2),
@@ -141,7 +142,7 @@ def test_rare_faults_and_those_of_large_messages_spare_the_others() -> None:
     assert took[1] <= healthy[1]
 
 
-@pytest.mark.parametrize("transport", ["ib", "socket"])
+@pytest.mark.parametrize("transport", long_except(["socket"], ["ib", "socket"]))
 def test_flap_holds_up_what_it_hits_and_nothing_else(transport: str) -> None:
     told = scenario("at 0.3 s fail nic:h1/eth0 down for 0.5 s every 2 s", cluster=cluster(transport=transport))
     found = operations(told, 5.0)

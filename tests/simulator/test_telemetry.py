@@ -18,6 +18,7 @@ from simulator.simulation import Simulation
 from simulator.telemetry import Identity, Rows, SimulatedTelemetry
 from tests.builders import T0
 from tests.simulator.build import cluster, joined, scenario, slow
+from tests.tiers import long_except
 
 NOISY = scenario(slow("nic:h1/eth0", 0.5, at_s=1.0), noise=Noise())
 SECONDS = 3
@@ -233,7 +234,7 @@ def test_rank_that_never_enqueues_is_behind_and_one_with_other_arguments_shows_o
     assert len(set(sizes.values())) == 1
 
 
-@pytest.mark.parametrize("transport", ["ib", "socket"])
+@pytest.mark.parametrize("transport", long_except(["ib"], ["ib", "socket"]))
 def test_open_operation_goes_on_being_told_while_it_stands(transport: str) -> None:
     seconds = looked_at("at 2 s fail link:h1/eth0--leaf0 down", cluster=cluster(transport=transport))
     last = [{row["rank"]: row for row in rows} for rows in seconds[-3:]]

@@ -1,5 +1,6 @@
 """What the store tells of pairs: each number comes from the right rows of both ends."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -125,9 +126,9 @@ def test_of_several_sightings_the_surest_counts_and_of_those_the_newest(store: S
     assert read(store).waits["src_nic"].to_pylist() == ["eth3"]
 
 
-@pytest.mark.parametrize("outside", [{"peer": -1}, {"transport": "shm"}, {"ts_ns": T0 + 5 * SECOND}, {"job": "j2"}])
-def test_what_is_no_wire_of_the_window_stays_out(store: Store, outside: dict[str, Any]) -> None:
-    insert(store, send(**outside), recv(), *comms())
+def test_what_is_no_wire_of_the_window_stays_out(store: Store) -> None:
+    outside: list[dict[str, Any]] = [{"peer": -1}, {"transport": "shm"}, {"ts_ns": T0 + 5 * SECOND}, {"job": "j2"}]
+    insert(store, *(send(**each) for each in outside), recv(), *comms())
     assert read(store).waits.num_rows == 0
 
 
@@ -178,12 +179,6 @@ def test_how_unevenly_wire_times_fall_is_what_chance_may_have_done(store: Store)
     assert row["error_ns"] == pytest.approx(10_000, rel=0.01), "one outlier of five may be all of it"
 
 
-def busy_ns(store: Store, slack_ns: int = 0) -> list[int]:
-    """Return how long each pair was busy with an operation, were its steps to have left that much later."""
-    index = SLACKS_NS.index(slack_ns)
-    return [sums[index] for sums in read(store).steps["busy_ns"].to_pylist()]
-
-
 def test_wire_is_busy_from_when_both_sides_were_ready(store: Store) -> None:
     insert(store, sample(0, 0, 100), sample(1, 0, 150), *comms())
     (row,) = read(store).steps.to_pylist()
@@ -195,28 +190,27 @@ def steps_of(sent_us: list[int], came_us: list[int], **fields: Any) -> list[Step
     return sent + [sample(1, step, us, **fields) for step, us in enumerate(came_us)]
 
 
-@pytest.mark.parametrize(
-    ("steps", "slack_ns", "expected"),
-    [
-        (steps_of([100], [150], posted_ns=T0 + 140 * US), 0, 10 * US),  # the receiver posted late
-        ([*steps_of([100, 100], [110], done_ns=T0 + 180 * US), sample(1, 1, 181)], 0, 11 * US),  # and read late
-        (steps_of([100] * 4, [150, 170, 190, 210]), 0, 110 * US - 3),  # one behind the other; read 1 ns later
-        (steps_of([100] * 4, [300, 301, 302, 303]), 0, 203 * US - 3),  # in a clump
-        (steps_of([0, 100, 200], [60, 160, 260]), 0, 180 * US),
-        (steps_of([0, 100, 200], [60, 160, 260]), 20 * US, 120 * US),  # they may have left later than a clock tells
-        (steps_of([0, 100, 200], [60, 160, 260]), 100 * US, 0),
-        (  # one operation of three does not decide
-            [sample(host, 0, 100 + host * us, seq=us) for us in (30, 900, 40) for host in (0, 1)],
-            0,
-            40 * US,
-        ),
-    ],
-)
-def test_steps_keep_a_wire_busy_while_nobody_else_holds_them_up(
-    store: Store, steps: list[StepSample], slack_ns: int, expected: int
-) -> None:
-    insert(store, *steps, *comms())
-    assert busy_ns(store, slack_ns) == [expected]
+BUSY: list[tuple[list[StepSample], int, int]] = [  # steps, how much later they may have left, and how long it is busy
+    (steps_of([100], [150], posted_ns=T0 + 140 * US), 0, 10 * US),  # the receiver posted late
+    ([*steps_of([100, 100], [110], done_ns=T0 + 180 * US), sample(1, 1, 181)], 0, 11 * US),  # and read late
+    (steps_of([100] * 4, [150, 170, 190, 210]), 0, 110 * US - 3),  # one behind the other; read 1 ns later
+    (steps_of([100] * 4, [300, 301, 302, 303]), 0, 203 * US - 3),  # in a clump
+    (steps_of([0, 100, 200], [60, 160, 260]), 0, 180 * US),
+    (steps_of([0, 100, 200], [60, 160, 260]), 20 * US, 120 * US),  # they may have left later than a clock tells
+    (steps_of([0, 100, 200], [60, 160, 260]), 100 * US, 0),
+    # One operation of three does not decide.
+    ([sample(host, 0, 100 + host * us, seq=us) for us in (30, 900, 40) for host in (0, 1)], 0, 40 * US),
+]
+
+
+def test_steps_keep_a_wire_busy_while_nobody_else_holds_them_up(store: Store) -> None:
+    """Each case is a communicator between two hosts of its own."""
+    for number, (steps, _, _) in enumerate(BUSY):
+        told = (replace(each, comm=number, host=f"c{number}{each.host}") for each in steps)
+        insert(store, *told, *(replace(each, comm=number, host=f"c{number}{each.host}") for each in comms()))
+    busy = {row["src_host"]: row["busy_ns"] for row in read(store).steps.to_pylist()}
+    found = [busy[f"c{number}h0"][SLACKS_NS.index(slack_ns)] for number, (_, slack_ns, _) in enumerate(BUSY)]
+    assert found == [expected for _, _, expected in BUSY]
 
 
 @pytest.mark.parametrize(("newer_us", "error_ns"), [(90, 20.0 * US), (30, 0.0)])

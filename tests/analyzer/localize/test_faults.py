@@ -31,6 +31,7 @@ from tests.analyzer.localize.build import (
     times,
     worst,
 )
+from tests.tiers import long_except
 
 QUICK = settings(max_examples=12, deadline=None)  # no deadline: machines that run tests differ
 RING, MESH, TWO_NICS = pairs(ring()), pairs(mesh()), pairs(mesh(nics=2))
@@ -360,14 +361,14 @@ FAULTS: dict[str, Slowness] = {
     "two NICs": at("h1/eth0", "h5/eth1"),
     "NIC and host": worst(at("h1/eth0"), of_hosts("h6")),
 }
-faults = pytest.mark.parametrize("slowness", FAULTS.values(), ids=FAULTS)
+faults = pytest.mark.parametrize("fault", long_except(["nic sending", "leaf", "NIC and host"], FAULTS))
 shapes = pytest.mark.parametrize("of", [RING, TWO_NICS], ids=["ring", "mesh"])
 
 
 @faults
 @shapes
-def test_what_is_named_is_never_ruled_out_and_every_likelihood_is_a_share(of: list[Pair], slowness: Slowness) -> None:
-    for finding in find(of, slowness, fabric()):
+def test_what_is_named_is_never_ruled_out_and_every_likelihood_is_a_share(of: list[Pair], fault: str) -> None:
+    for finding in find(of, FAULTS[fault], fabric()):
         said = [finding.component, *finding.ambiguous_with]
         cleared = [part.component for part in finding.ruled_out]
         assert len({*said, *cleared}) == len(said) + len(cleared)
@@ -376,9 +377,9 @@ def test_what_is_named_is_never_ruled_out_and_every_likelihood_is_a_share(of: li
 
 @faults
 @pytest.mark.parametrize("shape", [ring, mesh], ids=["ring", "mesh"])
-def test_more_healthy_hosts_change_no_verdict(slowness: Slowness, shape: Callable[[int, int], list[Names]]) -> None:
+def test_more_healthy_hosts_change_no_verdict(fault: str, shape: Callable[[int, int], list[Names]]) -> None:
     few, many = (
-        find(pairs(shape(hosts, 2)), slowness, TopologyIndex(leaf_spine(hosts, 2, hosts // 2, 2)))
+        find(pairs(shape(hosts, 2)), FAULTS[fault], TopologyIndex(leaf_spine(hosts, 2, hosts // 2, 2)))
         for hosts in (HOSTS, HOSTS + 8)
     )
     assert {(each.component, each.side, each.ambiguous_with) for each in many} == {
@@ -387,9 +388,9 @@ def test_more_healthy_hosts_change_no_verdict(slowness: Slowness, shape: Callabl
 
 
 @faults
-@pytest.mark.parametrize("factor", [1.5, 3.0])
-def test_how_slow_it_is_changes_no_name(slowness: Slowness, factor: float) -> None:
-    milder = find(TWO_NICS, lambda pair: factor if slowness(pair) > 1 else 1.0, fabric())
+def test_how_slow_it_is_changes_no_name(fault: str) -> None:
+    slowness = FAULTS[fault]
+    milder = find(TWO_NICS, lambda pair: 1.5 if slowness(pair) > 1 else 1.0, fabric())
     assert set(named(milder)) == set(named(find(TWO_NICS, slowness, fabric())))
 
 

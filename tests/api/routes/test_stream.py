@@ -25,6 +25,7 @@ from tests.lockstep.state.test_executions import execution
 from tests.waiting import LIMIT_S, eventually
 
 PATH = "/api/v1/incidents/stream"
+PERIOD_S = 0.005
 
 
 class Heard(NamedTuple):
@@ -37,8 +38,12 @@ class Heard(NamedTuple):
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    with running_api(tmp_path_factory.mktemp("stream"), FakeStore()) as running:
-        yield running
+    usual = ChangeFeed.__init__.__defaults__
+    assert usual is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("api.routes.stream.ChangeFeed.__init__.__defaults__", (PERIOD_S, *usual[1:]))
+        with running_api(tmp_path_factory.mktemp("stream"), FakeStore()) as running:
+            yield running
 
 
 @contextmanager
@@ -157,9 +162,6 @@ def test_stream_of_a_revoked_token_ends_with_the_next_heartbeat(api: Api, monkey
     with listening(api, token=token) as events:
         revoke_token(api.parts.control, token.split("_")[1], 1)
         assert list(events) == [], "nothing more, and an end"
-
-
-PERIOD_S = 0.005
 
 
 @asynccontextmanager

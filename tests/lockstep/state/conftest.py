@@ -10,6 +10,7 @@ from sqlalchemy import text
 from lockstep.sealing import Keyring
 from lockstep.state.database import ControlDatabase, open_control
 from lockstep.state.tables import METADATA, SCHEMA
+from tests.tiers import two_kinds
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +20,7 @@ def empty_sqlite_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=two_kinds("sqlite", "postgres"))
 def db_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         shutil.copy(request.getfixturevalue("empty_sqlite_file"), tmp_path)

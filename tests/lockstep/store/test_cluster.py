@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
-from xml.etree import ElementTree
 
 import httpx
 import pytest
@@ -25,6 +24,8 @@ from tests.builders import T0, make, rows
 from tests.conftest import REPO
 from tests.testbed.clickhouse import ClickHouseServer
 from tests.testbed.services import free_port
+
+pytestmark = pytest.mark.slow
 
 LAYOUT = Layout("lockstep", cluster="fleet")
 PASSWORD = "of the services"
@@ -168,23 +169,6 @@ def test_grafana_reads_all_shards_and_writes_to_none(shards: list[ClickHouseServ
         assert "ACCESS_DENIED" in refused.text
 
 
-def test_the_example_has_two_replicas_a_shard_on_three_keepers_that_know_each_other() -> None:
-    cluster, keeper = (ElementTree.parse(DEPLOY / name) for name in ("cluster.xml", "keeper.xml"))
-    shards = cluster.findall("remote_servers/fleet/shard")
-    hosts = [[str(host.text) for host in shard.iterfind("replica/host")] for shard in shards]
-    assert [len(names) for names in hosts] == [2, 2]
-    assert len(set().union(*hosts)) == 4
-    assert {shard.findtext("internal_replication") for shard in shards} == {"true"}, "else a row is written twice"
-    asked = {(node.findtext("host"), node.findtext("port")) for node in cluster.iterfind("zookeeper/node")}
-    port = keeper.findtext("keeper_server/tcp_port")
-    servers = keeper.findall("keeper_server/raft_configuration/server")
-    assert asked == {(server.findtext("hostname"), port) for server in servers}
-    assert [server.findtext("id") for server in servers] == ["1", "2", "3"]
-    quorum = ElementTree.parse(DEPLOY / "users.xml").findtext("profiles/lockstep_services/insert_quorum")
-    assert quorum == "2", "as many replicas as a shard has"
-
-
-@pytest.mark.slow
 def test_a_shard_that_is_away_fails_the_read_instead_of_hiding_its_share(
     shards: list[ClickHouseServer], nodes: list[Store]
 ) -> None:

@@ -28,6 +28,8 @@ from tests.testbed.tcp_proxy import TcpProxy
 from tests.tiers import long_except
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 ROWS = 5_000
 REPO = Path(__file__).parents[3]
 
@@ -70,7 +72,6 @@ def check_batches(store: Store, count: int) -> None:
         assert found == [{"seq": seq, "n": ROWS} for seq in range(count)], table
 
 
-@pytest.mark.slow
 def test_a_server_killed_in_mid_insert_loses_and_doubles_nothing(server: ClickHouseServer) -> None:
     seed = 20261115
     print(f"seed {seed}")
@@ -103,7 +104,6 @@ def test_a_server_killed_in_mid_insert_loses_and_doubles_nothing(server: ClickHo
 
 
 @pytest.mark.needs_root
-@pytest.mark.slow
 @pytest.mark.parametrize("rename", [1, 2], ids=["raw", "roll_up"])
 def test_a_server_killed_between_token_and_part_takes_the_retry(server: ClickHouseServer, rename: int) -> None:
     """A moment that random kills rarely meet; the renames of an insert are its parts, in order."""
@@ -153,7 +153,6 @@ def test_a_token_without_its_part_is_forgotten_at_the_next_start(server: ClickHo
         check_batches(store, 2)
 
 
-@pytest.mark.slow
 def test_an_embedded_store_killed_in_mid_insert_loses_and_doubles_nothing(tmp_path: Path) -> None:
     seed = 7
     print(f"seed {seed}")
@@ -205,7 +204,6 @@ def test_a_reply_lost_after_the_commit_leads_to_no_second_copy(server: ClickHous
             check_batches(beside, 2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("inserts", long_except((300,), (300, 3_600)))
 def test_a_retry_much_later_still_leads_to_no_second_copy(server: ClickHouseServer, inserts: int) -> None:
     """An hour, for the engine, is an insert a second and a restart: its window counts blocks, not time."""
@@ -253,7 +251,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.needs_root
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["server", "embedded"])
 def test_a_store_with_a_full_disk_refuses_and_goes_on_when_there_is_room(kind: str, small_disk: Path) -> None:
     with ExitStack() as stack:

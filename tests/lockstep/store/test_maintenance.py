@@ -79,8 +79,9 @@ def test_retention_changes_what_differs_and_rows_older_than_their_days_are_delet
 def test_a_name_that_is_a_path_and_a_table_that_cannot_be_kept_by_days_are_refused(embedded_store: Store) -> None:
     layout = Layout(embedded_store.database)
     for name in ("../escape", "/etc/x", "", "a'b", "x" * 200):
-        with pytest.raises(BadInput, match="cannot name a backup"):
-            backup(embedded_store, layout, name)
+        for act in (backup, restore):
+            with pytest.raises(BadInput, match="cannot name a backup"):
+                act(embedded_store, layout, name)
     with pytest.raises(BadInput, match="do not exist: nonsense"):
         apply_retention(embedded_store, layout, {"nonsense": 3})
     with pytest.raises(BadInput, match="transits carry no time"):

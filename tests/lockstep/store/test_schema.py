@@ -1,6 +1,7 @@
 """The SQL files say what the records say, on one server and on a replicated cluster, and can be run again."""
 
 import re
+from xml.etree import ElementTree
 
 import pytest
 
@@ -8,7 +9,9 @@ from lockstep.store.maintenance import DEFAULT_RETENTION_DAYS
 from lockstep.store.migrations import DEDUPLICATION_BLOCKS, Layout, distributed_table, known_migrations, render
 from lockstep.store.store import Store
 from lockstep.tables import TABLES, Column, columns_of
+from tests.conftest import REPO
 
+DEPLOY = REPO / "deploy/clickhouse"
 PLAIN = Layout("lockstep")
 CLUSTER = Layout("lockstep", cluster="fleet", replicated=True)
 ROLLUPS = {"operations", "rank_minutes", "wire_minutes"}
@@ -155,3 +158,19 @@ def test_cluster_keeps_its_share_locally_replicates_every_table_and_remembers_in
         assert int(pairs["replicated_deduplication_window"]) == DEDUPLICATION_BLOCKS
         assert int(pairs["replicated_deduplication_window_seconds"]) >= 10 * 365 * 86_400
         assert "non_replicated_deduplication_window" not in pairs
+
+
+def test_the_example_has_two_replicas_a_shard_on_three_keepers_that_know_each_other() -> None:
+    cluster, keeper = (ElementTree.parse(DEPLOY / name) for name in ("cluster.xml", "keeper.xml"))
+    shards = cluster.findall("remote_servers/fleet/shard")
+    hosts = [[str(host.text) for host in shard.iterfind("replica/host")] for shard in shards]
+    assert [len(names) for names in hosts] == [2, 2]
+    assert len(set().union(*hosts)) == 4
+    assert {shard.findtext("internal_replication") for shard in shards} == {"true"}, "else a row is written twice"
+    asked = {(node.findtext("host"), node.findtext("port")) for node in cluster.iterfind("zookeeper/node")}
+    port = keeper.findtext("keeper_server/tcp_port")
+    servers = keeper.findall("keeper_server/raft_configuration/server")
+    assert asked == {(server.findtext("hostname"), port) for server in servers}
+    assert [server.findtext("id") for server in servers] == ["1", "2", "3"]
+    quorum = ElementTree.parse(DEPLOY / "users.xml").findtext("profiles/lockstep_services/insert_quorum")
+    assert quorum == "2", "as many replicas as a shard has"

@@ -11,6 +11,8 @@ from planner.checkpoints.catalogue import find_step
 from planner.checkpoints.contents import Contents
 from tests.planner.checkpoints.build import NOW_NS, OLD_NS, copy_real, fake_zero, make_old, read, read_one
 
+pytestmark = pytest.mark.usefixtures("tried_here")
+
 S = 1_000_000_000
 DCP = "dcp/step-200"
 

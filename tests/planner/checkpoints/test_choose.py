@@ -13,6 +13,8 @@ from planner.context import Layout
 from tests.planner.build import seconds
 from tests.planner.checkpoints.build import NOW_NS, OLD_NS, catalogue, checkpoint, copy_real, make_old, zero
 
+pytestmark = pytest.mark.usefixtures("tried_here")
+
 SAME, OTHER = SavedLayout(tp=2, pp=1, dp=4), SavedLayout(tp=2, pp=1, dp=3)
 RATES = (ReadRate(source="remote", bytes_per_s=1e9),)
 

@@ -14,6 +14,8 @@ from planner.checkpoints.contents import Budget, Contents
 from tests.planner.checkpoints.build import DATA, OLD_NS, copy_real, make_old, read, read_one
 from tests.planner.checkpoints.test_torch_file import safetensors
 
+pytestmark = pytest.mark.usefixtures("tried_here")
+
 REAL = {
     "dcp/step-200": "__1_0.distcp",
     "megatron_like/iter_0000100": "__1_0.distcp",

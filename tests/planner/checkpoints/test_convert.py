@@ -17,6 +17,8 @@ from tests.planner.build import decision, seconds
 from tests.planner.checkpoints.build import DATA, copy_real, make_old, read
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("tried_here")
+
 UNIVERSAL = DATA / "zero_1" / "global_step3_universal"
 # Copies a real universal checkpoint; $4 is the value of --output_folder.
 COPY = f'cp -r {UNIVERSAL} "$4" && basename "$4" | tr -d "\\n" > "$(dirname "$4")/latest_universal"'

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from planner.checkpoints.checkpoint import SavedLayout
 from tests.planner.checkpoints.build import copy_real, make_old, read_one, save_like_torch
 
+pytestmark = pytest.mark.usefixtures("tried_here")
+
 DCP, MEGATRON = "dcp/step-200", "megatron_like/iter_0000100"
 
 

@@ -8,6 +8,8 @@ import pytest
 from planner.checkpoints.checkpoint import SavedLayout
 from tests.planner.checkpoints.build import copy_real, fake_zero, make_old, read_one, save_like_torch
 
+pytestmark = pytest.mark.usefixtures("tried_here")
+
 
 @pytest.fixture(params=[1, 3])
 def real(request: pytest.FixtureRequest, tmp_path: Path) -> Path:

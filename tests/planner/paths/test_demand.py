@@ -22,6 +22,7 @@ from simulator.simulation import Simulation
 from simulator.telemetry import Identity, Rows, SimulatedTelemetry
 from tests.builders import SECOND, T0, make, rows
 from tests.planner.paths.build import sum_stats
+from tests.tiers import long_except
 
 GBIT = 125_000_000  # bytes
 WINDOW_S = 10
@@ -201,7 +202,10 @@ def edges(operation: Operation, scenario: Scenario) -> set[tuple[str, str, str]]
     return set(zip(names, src, dst, strict=True))
 
 
-@pytest.mark.parametrize("name", ["healthy", "nic-both-healthy-socket", "uneven-stages-mild-ib", "moe-mild-ib"])
+@pytest.mark.parametrize(
+    "name",
+    long_except(["moe-mild-ib"], ["healthy", "nic-both-healthy-socket", "uneven-stages-mild-ib", "moe-mild-ib"]),
+)
 def test_the_flows_of_a_simulated_job_are_found_and_none_is_made_up(name: str) -> None:
     scenario = find_scenario(name)
     for without in ("", "connections"):

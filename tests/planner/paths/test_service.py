@@ -137,6 +137,7 @@ def test_flows_of_the_job_get_paths_and_hosts_read_them_and_nothing_new_is_no_ne
     assert planner.look(3) == []
 
 
+@pytest.mark.slow
 def test_a_dead_link_is_left_within_one_look_and_taken_again_after_a_while(planner: Planner) -> None:
     planner.look()
     save_incidents(planner.control, [dead_link()], None)
@@ -179,6 +180,7 @@ def test_a_part_that_is_suspected_no_longer_returns_while_the_incident_goes_on(p
     assert planner.plan().weights == {LINK: 0.0}
 
 
+@pytest.mark.slow
 def test_a_link_full_of_strangers_is_relieved_within_one_look_and_taken_again_after_a_while(
     planner: Planner,
 ) -> None:
@@ -203,6 +205,7 @@ def test_bursts_of_the_job_itself_are_no_congestion(planner: Planner) -> None:
     assert planner.look(8) == []
 
 
+@pytest.mark.slow
 def test_what_a_plan_was_expected_to_bring_is_held_against_what_came(planner: Planner) -> None:
     planner.hurry()
     planner.look()
