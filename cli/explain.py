@@ -104,9 +104,9 @@ def _name_missing(capture: Capture) -> list[str]:
         return []
     world = comms.filter(pc.equal(comms["nranks"], pc.max(comms["nranks"])))
     speaking = pc.unique(pa.chunked_array([chunk for table in rows for chunk in table["host"].chunks]))
-    heard = set(world.filter(pc.is_in(world["host"], speaking))["rank"].to_pylist())
+    reporting = set(world.filter(pc.is_in(world["host"], speaking))["rank"].to_pylist())
     size = pc.max(comms["nranks"]).as_py()
-    missing = [str(rank) for rank in range(min(size, 1 << 20)) if rank not in heard]
+    missing = [str(rank) for rank in range(min(size, 1 << 20)) if rank not in reporting]
     if not missing:
         return []
     named = ", ".join(missing[:_MOST_NAMED]) + (" and others" if len(missing) > _MOST_NAMED else "")
