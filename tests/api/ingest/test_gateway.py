@@ -99,7 +99,7 @@ def settle(gateway: Gateway) -> None:
     """Let the log look several times whether to cut."""
     looks, cut = list[bool](), gateway._cut_when_due
 
-    def counted(*, force: bool, is_lull: bool) -> None:
+    def counted(force: bool, is_lull: bool) -> None:
         cut(force, is_lull)
         looks.append(is_lull)
 
