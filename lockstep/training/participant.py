@@ -159,10 +159,16 @@ class Participant(ABC):
 
     def _share_state(self, now: Generation, giver: Member, takers: Sequence[Member]) -> None:
         """Give the state to those who lack it, or take it, beside the group of all."""
-        some, is_giver = (giver, *takers), self._meeting.me == giver
+        some = (giver, *takers)
         if not takers or self._meeting.me not in some:
             return
         group = self._connect(f"{now.number}.state-{self._options.stage}", some)
+        try:
+            self._pass_state(group, is_giver=self._meeting.me == giver)
+        finally:
+            group.give_up()
+
+    def _pass_state(self, group: Group, *, is_giver: bool) -> None:
         packed = pack(take_state(self._model, self._optimizer)) if is_giver else torch.empty(0, dtype=torch.uint8)
         size = torch.tensor([packed.numel()])
         group.broadcast(size, 0)

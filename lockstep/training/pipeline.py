@@ -150,7 +150,6 @@ class PipelineWorker(Participant):
     def _settle(self, part: _Part, ahead: _Ahead, redone: int) -> SettledStep:
         """Validate a step; where it is amended, the work that was done ahead of it is void."""
         ahead.wait()
-        part.exchange.forget(ahead.work.step)
         squared, loss = ahead.totals.tolist()
         norm = math.sqrt(squared) if squared >= 0 else math.nan
         factor = self._staggered.settle(norm)
