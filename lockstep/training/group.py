@@ -13,6 +13,7 @@ its destructor waits for its collectives. So nothing here waits for a send, and 
 import os
 import queue
 import socket
+import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -32,9 +33,12 @@ _Message = tuple[distributed.Work, Tensor]
 
 
 class Group:
-    """The members of a generation; `poll` is called while a message is waited for, and ends it by raising."""
+    """The members of a generation; `poll` is called while a message is waited for, and ends it by raising.
 
-    def __init__(self, file: Path, rank: int, ranks: int, poll: Callable[[], None]) -> None:
+    It is told whether a connection of the group has closed.
+    """
+
+    def __init__(self, file: Path, rank: int, ranks: int, poll: Callable[[bool], None]) -> None:
         self._poll, self._rank = poll, rank
         self._others = [(rank - shift) % ranks for shift in range(1, ranks)]  # each asks another one first
         before = _find_sockets()
@@ -44,7 +48,7 @@ class Group:
             self._group = distributed.ProcessGroupGloo(store, rank, ranks, timedelta(seconds=_MEET_S))
         except RuntimeError as error:
             raise GroupBroken(f"the members could not connect: {error}") from None
-        self._connections = {name: number for name, number in _find_sockets().items() if name not in before}
+        self._connections = {inode: number for inode, number in _find_sockets().items() if inode not in before}
         self._sent: list[_Message] = []  # since the last sum began; gloo reads them when they are asked for
         self._receiver: _Receiver | None = None
 
@@ -100,9 +104,8 @@ class Group:
 
     def give_up(self) -> None:
         """End whatever is under way."""
-        now = _find_sockets()
-        for name, number in self._connections.items():
-            if now.get(name) == number:  # the number may be another file's by now
+        for inode, number in self._connections.items():
+            if _find_socket(number) == inode:  # the number may be another file's by now
                 _shut_down(number)
         self._connections = {}
         if self._receiver:
@@ -124,18 +127,22 @@ class Group:
     def _wait(self, messages: Sequence[_Message]) -> None:
         self._receiver = self._receiver or _Receiver()
         try:
-            failure = self._receiver.wait(messages, self._poll)
+            failure = self._receiver.wait(messages, lambda: self._poll(self._is_torn()))
         except GroupBroken:
             self.give_up()
             raise
         if failure:
             raise GroupBroken(failure)
 
+    def _is_torn(self) -> bool:
+        """Return whether gloo has closed a connection: it does so when one breaks."""
+        return any(_find_socket(number) != inode for inode, number in self._connections.items())
+
 
 class _Receiver:
     """A thread that waits for messages: gloo cannot say whether one has come, and a wait cut short breaks all.
 
-    A message that is cut off in the middle never ends either (`rx_` is passed over, too), and keeps the thread.
+    One that is cut off in the middle never ends either (`rx_` is passed over, too), and keeps the thread.
     """
 
     def __init__(self) -> None:
@@ -173,15 +180,17 @@ def _breaking() -> Iterator[None]:
         raise GroupBroken(str(error)) from None
 
 
-def _find_sockets() -> dict[str, int]:
-    """Return this process's sockets: their names in the kernel, and file numbers."""
-    found = {}
-    for number in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            name = os.readlink(f"/proc/self/fd/{number}")
-            if name.startswith("socket:"):
-                found[name] = int(number)
-    return found
+def _find_sockets() -> dict[int, int]:
+    """Return this process's sockets: their inodes, and file numbers."""
+    numbers = map(int, os.listdir("/proc/self/fd"))
+    return {inode: number for number in numbers if (inode := _find_socket(number)) is not None}
+
+
+def _find_socket(number: int) -> int | None:
+    with suppress(OSError):
+        found = os.fstat(number)
+        return found.st_ino if stat.S_ISSOCK(found.st_mode) else None
+    return None
 
 
 def _shut_down(number: int) -> None:

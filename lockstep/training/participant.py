@@ -45,6 +45,7 @@ class Participant(ABC):
         self._until = 0
         self._is_live = False  # it holds the state in which the step of the others begins
         self._group: Group | None = None
+        self._torn_s = 0.0  # since when a connection of the group that is waited for is closed; 0: none is
 
     def __enter__(self) -> Self:
         self._meeting.open()
@@ -100,11 +101,20 @@ class Participant(ABC):
         hang_s, patience = STEPS_OF_A_HANG * self._pace.step_s, self._patience
         return replace(patience, silence_s=max(patience.silence_s, hang_s))
 
-    def _poll(self) -> None:
-        """See, while others are waited for, whether they will ever come."""
-        self._meeting.tend(self._patience_in_step)
-        if self._meeting.has_newer():
+    def _poll(self, is_torn: bool) -> None:
+        """See, while others are waited for, whether they will ever come; who has closed a connection may be dead."""
+        meeting = self._meeting
+        meeting.tend(self._patience if is_torn else self._patience_in_step)
+        if meeting.has_newer():
             raise GroupBroken("there is a newer generation")
+        self._torn_s = (self._torn_s or meeting.lived_s) if is_torn else 0.0
+        if is_torn and meeting.lived_s - self._torn_s > self._stuck_s:
+            raise GroupBroken("a connection has closed, and everybody lives")
+
+    @property
+    def _stuck_s(self) -> float:
+        """After how long nobody is lost by whom a broken group could be explained."""
+        return self._options.silence_s + 2 * self._options.beat_s
 
     def _let_in(self) -> bool:
         """Let new processes in between two steps; return whether there is a generation to be joined."""
@@ -128,8 +138,7 @@ class Participant(ABC):
         while not (meeting.move_on() and meeting.is_member):
             waited_s = meeting.lived_s - began_s
             if meeting.is_member:
-                is_stuck = is_broken and waited_s > self._options.silence_s + 2 * self._options.beat_s
-                meeting.tend(self._patience, is_broken=is_stuck)
+                meeting.tend(self._patience, is_broken=is_broken and waited_s > self._stuck_s)
             else:
                 meeting.begin(waited_s)
             over = meeting.folder.read("over.json", Over)
