@@ -40,6 +40,7 @@ class Beat(Frozen):
 
     member: Member
     number: int = Field(ge=0, description="one more each time")
+    generation: int = Field(0, ge=0, description="the newest that its training has taken note of; 0: none")
     ts_ns: int = Field(ge=0)
 
 

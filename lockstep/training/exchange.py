@@ -15,21 +15,15 @@ class Exchange:
 
     def __init__(self, everybody: Group, peers: Group, ranks: Mapping[Worker, int], shape: Shape) -> None:
         self._everybody, self._peers, self._ranks, self._shape = everybody, peers, ranks, shape
-        self._sent: list[tuple[int, object, Tensor]] = []
 
     def send(self, what: What, step: int, piece: Piece, values: Tensor, to: Worker) -> None:
         """Hand over values without waiting until they are taken."""
-        values = values.detach().cpu().contiguous()
-        work = self._everybody.send(values, self._ranks[to], tag_of(what, step, piece, self._shape))
-        self._sent.append((step, work, values))
+        flat = values.detach().cpu().contiguous()
+        self._everybody.send(flat, self._ranks[to], tag_of(what, step, piece, self._shape))
 
     def receive(self, what: What, step: int, piece: Piece, values: Tensor, sender: Worker) -> None:
         """Wait for values."""
         self._everybody.receive(values, self._ranks[sender], tag_of(what, step, piece, self._shape))
-
-    def forget(self, step: int) -> None:
-        """Let go what was sent up to a step that everybody has done: it has been taken."""
-        self._sent = [sent for sent in self._sent if sent[0] > step]
 
     def sum_over_stage(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the sums over the live workers of the stage."""

@@ -2,12 +2,14 @@
 
 A replica is given up when its beats have stopped, or an order says so. How long they must have stopped depends on
 what is seen: a connection that has closed needs only enough to tell whose it was; where nothing is closed, such as
-with a stopped process, three steps must have passed (Unicron's rule for a hang).
+with a stopped process, three steps must have passed (Unicron's rule for a hang). A process that beats while its
+training hangs is unresponsive: it does not propose a generation that is due, or does not answer when there is one,
+and is given up for that. Whoever was given up is let in again when its training knows it, which its beats tell.
 """
 
 import socket
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,7 +52,8 @@ class TrainingOptions:
     disk_every: int = 100
     beat_s: float = 0.25
     silence_s: float = 1.5  # six beats
-    start_s: float = 600.0  # is waited for the whole job at its start
+    answer_s: float = 60.0  # until one that lives must answer: it may first make a plan, and connect, 10 s each time
+    start_s: float = 600.0  # is waited for the whole job at its start, and for answers until steps have been timed
     stage: int = 0
     stages: int = 1  # of each replica's pipeline, one process for each
 
@@ -69,6 +72,14 @@ class TrainingOptions:
         return "recycle" if self.stages > 1 else "drop_replica"
 
 
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long the others are waited for."""
+
+    silence_s: float  # for a beat
+    answer_s: float  # for what a process that beats has to do
+
+
 class Meeting:
     """What this process knows of the others."""
 
@@ -81,6 +92,7 @@ class Meeting:
         self.was_left_out = False  # some generation since the first was without this process
         self._number = 0  # of our own last beat: silence is counted in these, so that a folder that hangs is nobody's
         self._tended = 0
+        self._due: int | None = None  # since which of our own beats a generation is
         self._seen: dict[Member, tuple[int, int, bool]] = {}  # last beat, since when, and whether it ever changed
         self._left = threading.Event()
         self._beating = threading.Thread(target=self._live, name="lockstep-beat", daemon=True)
@@ -112,7 +124,7 @@ class Meeting:
 
     def beat(self) -> None:
         """Write that this process lives."""
-        beat = Beat(member=self.me, number=self._number + 1, ts_ns=self._clock.now_ns())
+        beat = Beat(member=self.me, number=self._number + 1, ts_ns=self._clock.now_ns(), generation=self._now_number)
         self.folder.write(self._beat_name, beat)
         self._number = beat.number
 
@@ -126,21 +138,29 @@ class Meeting:
         return self.now is not None and self.now.holds(self.me)
 
     def move_on(self) -> bool:
-        """Take note of newer generations; return whether there was one."""
-        newer = list(self.folder.generations(self.now.number if self.now else 0))
-        self.now = newer[-1] if newer else self.now
-        self.was_left_out |= any(not each.holds(self.me) for each in newer)
-        return bool(newer)
+        """Take note of the newest generation; return whether it is a newer one."""
+        newest = self.folder.newest_generation(self._now_number)
+        if newest is not None:
+            self.now, self._due = newest, None
+            self.was_left_out |= not self.is_member
+        return newest is not None
 
     def has_newer(self) -> bool:
         """Return whether there is a newer generation, without taking note of it."""
-        return self.folder.newest_generation(self.now.number if self.now else 0) is not None
+        return self.folder.newest_generation(self._now_number) is not None
 
     def wait(self, timeout_s: float) -> None:
         """Wait a moment."""
         self._clock.wait(self._left, timeout_s)
 
-    def tend(self, patience_s: float, *, takes_new: bool = False, is_broken: bool = False) -> None:
+    def tend(
+        self,
+        patience: Patience,
+        *,
+        unresponsive: Collection[Member] = (),
+        takes_new: bool = False,
+        is_broken: bool = False,
+    ) -> None:
         """Propose a generation if it is this replica's turn and there is a reason: a lost one, an order, a new one.
 
         `is_broken`: the generation cannot go on as it is, even if nobody is lost.
@@ -150,41 +170,52 @@ class Meeting:
             return  # nothing can have changed since our own last beat
         self._tended = self._number
         beats, orders = self._poll(), list(self.folder.orders())
-        silent = {member for member in now.members if self._is_lost(member, beats, patience_s)}
-        out = {node for order in orders for node in order.nodes if order.act != "admit"}
-        leaders = [each for each in now.members if each not in silent and each.node not in out] or [self.me]
-        if leaders[0] != self.me:
+        silent = {member for member in now.members if self._is_lost(member, beats, patience.silence_s)}
+        late = self._find_late(silent.union(unresponsive), orders, patience.answer_s, is_broken=is_broken)
+        if late is None:
             return
+        late.update(unresponsive)
         for order in orders:
-            if self._obey(order, beats, silent):
+            if self._obey(order, beats, silent | late):
                 return
-        new = [beat.member for beat in beats.values() if self._is_new(beat.member)] if takes_new else []
-        if silent or new or is_broken:
-            names = ", ".join(f"{self._name(member)} on {member.node}" for member in [*silent, *new])
-            what = "lost" if silent else "joins" if new else "a connection broke, and everybody lives"
-            self._propose(beats, silent, now.out, f"{what}: {names}" if names else what)
+        new = [beat.member for beat in beats.values() if self._is_new(beat)] if takes_new else []
+        if silent or late or new or is_broken:
+            causes = {"lost": silent, "lives and does not answer": late - silent, "joins": new}
+            told = [f"{what}: {self._names(whom)}" for what, whom in causes.items() if whom]
+            self._propose(beats, silent | late, now.out, "; ".join(told) or "a connection broke, and everybody lives")
 
     def begin(self, waited_s: float) -> None:
         """Propose the first generation of processes that all wait for one, if it is this replica's turn."""
         beats = self._poll()
-        alive = [beat.member for _, beat in sorted(beats.items()) if self._is_alive(beat.member)]
-        silence_s = self._options.silence_s
-        is_left = waited_s < 2 * silence_s or any(
-            member in alive for member in (self.now.members if self.now else ())
-        )
-        if self.now is not None and is_left:
-            return  # its members may live: they take us in
-        is_whole = len(alive) >= self._options.replicas * self._options.stages
-        if self._find_lack(alive) or alive[0] != self.me or not (is_whole or waited_s >= self._options.start_s):
+        members = self.now.members if self.now else ()
+        if members and (waited_s < 2 * self._options.silence_s or any(map(self._is_alive, members))):
+            return  # they take us in
+        waiting = [beat.member for _, beat in sorted(beats.items()) if self._is_waiting(beat)]
+        is_whole = len(waiting) >= self._options.replicas * self._options.stages
+        if self._find_lack(waiting) or waiting[0] != self.me or not (is_whole or waited_s >= self._options.start_s):
             return
-        dead = {beat.member for beat in beats.values()} - set(alive)
-        self._propose(beats, dead, (), "the job starts")
+        self._propose(beats, members, (), "the job starts")
 
     def answer(self, order: Order, outcome: str, message: str) -> None:
         """Answer an order, unless somebody has."""
         assert self.now is not None
         told = {"mark": order.mark, "outcome": outcome, "message": message, "generation": self.now.number}
         self.folder.write_first(answer_name(order), Answer.model_validate(told))
+
+    def _find_late(
+        self, lost: Collection[Member], orders: Sequence[Order], answer_s: float, *, is_broken: bool
+    ) -> set[Member] | None:
+        """Return whose turn it was before this one's to propose what is due; None while it is another's turn."""
+        assert self.now is not None
+        out = {node for order in orders for node in order.nodes if order.act != "admit"}
+        leaders = [each for each in self.now.members if each not in lost and each.node not in out] or [self.me]
+        if not lost and not is_broken:
+            self._due = None
+        elif self._due is None:
+            self._due = self._number
+        waited_s = (self._number - self._due) * self._options.beat_s if self._due is not None else 0.0
+        over = int(waited_s / answer_s)  # one turn after the other
+        return set(leaders[: leaders.index(self.me)]) if self.me in leaders[: over + 1] else None
 
     def _obey(self, order: Order, beats: dict[Place, Beat], silent: Collection[Member]) -> bool:
         """Carry out or answer an order; return whether it made a generation."""
@@ -220,6 +251,10 @@ class Meeting:
     def _name(self, member: Member) -> str:
         return f"replica {member.replica}" + (f", stage {member.stage}" if self._options.stages > 1 else "")
 
+    def _names(self, members: Collection[Member]) -> str:
+        in_order = sorted(members, key=lambda each: each.place)
+        return ", ".join(f"{self._name(member)} on {member.node}" for member in in_order)
+
     def _find_lack(self, members: Collection[Member]) -> str | None:
         """Return why these are too few to go on with; None where they are not."""
         least, stages = self._options.least, self._options.stages
@@ -239,9 +274,9 @@ class Meeting:
         mark: str | None = None,
     ) -> bool:
         """Write the next generation of all who live, unless somebody has; the one that is read counts."""
-        number = self.now.number + 1 if self.now else 1
+        number = self._now_number + 1
         old = self.now.members if self.now else ()
-        living = {each: beat for each, beat in beats.items() if beat.member in old or self._is_alive(beat.member)}
+        living = {each: beat for each, beat in beats.items() if beat.member in old or self._is_waiting(beat)}
         members = choose_members(self.now, living, silent, out)
         if self._find_lack(members):
             return False
@@ -270,9 +305,17 @@ class Meeting:
         _, _, has_changed = self._seen.get(member, (0, 0, False))
         return has_changed and not self._is_silent(member, self._options.silence_s)
 
-    def _is_new(self, member: Member) -> bool:
-        now = self.now
-        return now is not None and member not in now.members and member.node not in now.out and self._is_alive(member)
+    def _is_waiting(self, beat: Beat) -> bool:
+        """Return whether a process wants to be let in: its training knows that it is in no generation."""
+        knows = beat.generation == self._now_number and not (self.now and self.now.holds(beat.member))
+        return knows and self._is_alive(beat.member)
+
+    def _is_new(self, beat: Beat) -> bool:
+        return self.now is not None and beat.member.node not in self.now.out and self._is_waiting(beat)
+
+    @property
+    def _now_number(self) -> int:
+        return self.now.number if self.now else 0
 
     @property
     def _beat_name(self) -> str:

@@ -1,8 +1,8 @@
 """What a replica and a worker of a pipeline have in common: they meet, agree, and count what they have settled."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
 import torch
@@ -12,7 +12,7 @@ from lockstep.clock import Clock, SystemClock
 from lockstep.errors import GroupBroken, JobOver
 from lockstep.in_job import Generation, Member, Over
 from lockstep.training.group import Group
-from lockstep.training.meeting import STEPS_OF_A_HANG, Meeting, TrainingOptions
+from lockstep.training.meeting import STEPS_OF_A_HANG, Meeting, Patience, TrainingOptions
 from lockstep.training.pace import Pace
 from lockstep.training.state import Snapshots, adopt_state, check_model, pack, take_state, unpack
 from lockstep.verdict import Frozen
@@ -45,6 +45,7 @@ class Participant(ABC):
         self._until = 0
         self._is_live = False  # it holds the state in which the step of the others begins
         self._group: Group | None = None
+        self._torn_s = 0.0  # since when a connection of the group that is waited for is closed; 0: none is
 
     def __enter__(self) -> Self:
         self._meeting.open()
@@ -90,18 +91,34 @@ class Participant(ABC):
             self._meeting.folder.write("over.json", Over(step=self.step))
 
     @property
-    def _patience_s(self) -> float:
-        return max(self._options.silence_s, STEPS_OF_A_HANG * self._pace.step_s)
+    def _patience(self) -> Patience:
+        """How long processes are waited for that have nothing to do but to wait, too."""
+        hang_s, wanted = STEPS_OF_A_HANG * self._pace.step_s, self._options
+        return Patience(wanted.silence_s, max(wanted.answer_s, hang_s) if hang_s else wanted.start_s)
 
-    def _poll(self) -> None:
-        """See, while others are waited for, whether they will ever come."""
-        self._meeting.tend(self._patience_s)
-        if self._meeting.has_newer():
+    @property
+    def _patience_in_step(self) -> Patience:
+        hang_s, patience = STEPS_OF_A_HANG * self._pace.step_s, self._patience
+        return replace(patience, silence_s=max(patience.silence_s, hang_s))
+
+    def _poll(self, is_torn: bool) -> None:
+        """See, while others are waited for, whether they will ever come; who has closed a connection may be dead."""
+        meeting = self._meeting
+        meeting.tend(self._patience if is_torn else self._patience_in_step)
+        if meeting.has_newer():
             raise GroupBroken("there is a newer generation")
+        self._torn_s = (self._torn_s or meeting.lived_s) if is_torn else 0.0
+        if is_torn and meeting.lived_s - self._torn_s > self._stuck_s:
+            raise GroupBroken("a connection has closed, and everybody lives")
+
+    @property
+    def _stuck_s(self) -> float:
+        """After how long nobody is lost by whom a broken group could be explained."""
+        return self._options.silence_s + 2 * self._options.beat_s
 
     def _let_in(self) -> bool:
         """Let new processes in between two steps; return whether there is a generation to be joined."""
-        self._meeting.tend(self._patience_s, takes_new=True)
+        self._meeting.tend(self._patience_in_step, takes_new=True)
         return self._group is None or self._meeting.has_newer()
 
     def _meet(self, *, is_broken: bool) -> None:
@@ -117,12 +134,11 @@ class Participant(ABC):
     def _await_generation(self, *, is_broken: bool) -> Generation:
         """Wait for a new generation with this process in it; JobOver when the job ends without it."""
         self._leave_group()
-        meeting, silence_s = self._meeting, self._options.silence_s
-        began_s = meeting.lived_s
+        meeting, began_s = self._meeting, self._meeting.lived_s
         while not (meeting.move_on() and meeting.is_member):
             waited_s = meeting.lived_s - began_s
             if meeting.is_member:
-                meeting.tend(silence_s, is_broken=is_broken and waited_s > silence_s + 2 * self._options.beat_s)
+                meeting.tend(self._patience, is_broken=is_broken and waited_s > self._stuck_s)
             else:
                 meeting.begin(waited_s)
             over = meeting.folder.read("over.json", Over)
@@ -139,18 +155,20 @@ class Participant(ABC):
         """Write this process's report, and wait for those of all other members."""
         names = {each: f"reports/{now.number}.{each.replica}.{each.stage}.json" for each in now.members}
         self._meeting.folder.write(names[self._meeting.me], mine)
-        return self._await_files(list(names.values()), type(mine))
+        return self._await_files(names, type(mine))
 
-    def _await_files(self, names: Sequence[str], kind: type[_Told]) -> list[_Told]:
-        """Wait for what members of the generation write."""
+    def _await_files(self, names: Mapping[Member, str], kind: type[_Told]) -> list[_Told]:
+        """Wait for what members of the generation write; who lives and does not write is given up in the end."""
+        meeting, began_s = self._meeting, self._meeting.lived_s
         while True:
-            found = [each for name in names if (each := self._meeting.folder.read(name, kind)) is not None]
+            found = {by: each for by, name in names.items() if (each := meeting.folder.read(name, kind)) is not None}
             if len(found) == len(names):
-                return found
-            self._meeting.tend(self._options.silence_s)
-            if self._meeting.has_newer():
+                return list(found.values())
+            is_late = meeting.lived_s - began_s > self._patience.answer_s
+            meeting.tend(self._patience, unresponsive=names.keys() - found.keys() if is_late else ())
+            if meeting.has_newer():
                 raise GroupBroken("there is a newer generation")
-            self._meeting.wait(_POLL_S)
+            meeting.wait(_POLL_S)
 
     def _connect(self, name: str, members: Sequence[Member]) -> Group:
         path = self._options.folder / "groups"
@@ -159,10 +177,16 @@ class Participant(ABC):
 
     def _share_state(self, now: Generation, giver: Member, takers: Sequence[Member]) -> None:
         """Give the state to those who lack it, or take it, beside the group of all."""
-        some, is_giver = (giver, *takers), self._meeting.me == giver
+        some = (giver, *takers)
         if not takers or self._meeting.me not in some:
             return
         group = self._connect(f"{now.number}.state-{self._options.stage}", some)
+        try:
+            self._pass_state(group, is_giver=self._meeting.me == giver)
+        finally:
+            group.give_up()
+
+    def _pass_state(self, group: Group, *, is_giver: bool) -> None:
         packed = pack(take_state(self._model, self._optimizer)) if is_giver else torch.empty(0, dtype=torch.uint8)
         size = torch.tensor([packed.numel()])
         group.broadcast(size, 0)

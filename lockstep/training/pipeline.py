@@ -150,7 +150,6 @@ class PipelineWorker(Participant):
     def _settle(self, part: _Part, ahead: _Ahead, redone: int) -> SettledStep:
         """Validate a step; where it is amended, the work that was done ahead of it is void."""
         ahead.wait()
-        part.exchange.forget(ahead.work.step)
         squared, loss = ahead.totals.tolist()
         norm = math.sqrt(squared) if squared >= 0 else math.nan
         factor = self._staggered.settle(norm)
@@ -189,12 +188,13 @@ class PipelineWorker(Participant):
     def _agree_on_plan(self, now: Generation) -> StepSchedule:
         """Return the schedule of a generation, for which its first member looks; at the start all plan ahead."""
         folder, name = self._meeting.folder, f"schedules/{now.number}.json"
-        if now.members[0] == self._meeting.me:
+        planner = now.members[0]
+        if planner == self._meeting.me:
             split = find_split(self._grid.shape, [_worker_of(member) for member in now.members])
             folder.write_first(name, find_plan(folder, self._grid, split))
         if now.number == 1 and self._peers(now)[0] == self._meeting.me and self._options.replicas > 1:
             find_plan(folder, self._grid, self._one_lost())
-        [found] = self._await_files([name], StepSchedule)
+        [found] = self._await_files({planner: name}, StepSchedule)
         return found
 
     def _one_lost(self) -> Split:

@@ -131,7 +131,7 @@ class Replica(Participant):
                 values = gradients.own(bucket)
                 self._group.sum(values)
                 gradients.reduced[bucket] = values
-        self._group.sum(torch.zeros(1))  # whoever is past this knows that everybody has all buckets
+        self._group.begin_sum(torch.zeros(1))()  # whoever is past this knows that everybody has all buckets
         self.work.complete()
 
     def _begin(self) -> None:

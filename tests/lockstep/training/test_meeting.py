@@ -1,12 +1,13 @@
 """Who is given up, who is let in, and what becomes of orders: files and beats, no process and no waiting."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
 from lockstep.errors import BadInput
 from lockstep.in_job import Answer, Generation, JobFolder, Order, answer_name, order_name
-from lockstep.training.meeting import Meeting, TrainingOptions
+from lockstep.training.meeting import Meeting, Patience, TrainingOptions
 
 
 def meeting(folder: Path, replica: int, least: int = 1) -> Meeting:
@@ -36,11 +37,11 @@ def numbers(generation: Generation | None) -> list[int]:
     return [member.replica for member in generation.members]
 
 
-def tend(*living: Meeting, **how: bool) -> Generation | None:
+def tend(*living: Meeting, unresponsive: Collection[Meeting] = (), **how: bool) -> Generation | None:
     """Let the living look, and return the newest generation."""
     for each in living:
         each.beat()
-        each.tend(1.0, **how)
+        each.tend(Patience(1.0, 2.0), unresponsive=[other.me for other in unresponsive], **how)
     for each in living:
         each.move_on()
     return living[0].now
@@ -101,9 +102,7 @@ def test_a_new_process_of_a_lost_replica_is_let_in_once_it_is_seen_to_live(three
     assert not found.holds(lost.me)
 
 
-def test_a_process_that_slept_through_its_loss_and_its_return_knows_that_it_was_left_out(
-    three: list[Meeting],
-) -> None:
+def test_a_process_that_was_given_up_is_let_in_when_it_has_seen_that(three: list[Meeting]) -> None:
     first, lost, last = three
     tend(*three)
     tend(first, last)
@@ -111,11 +110,61 @@ def test_a_process_that_slept_through_its_loss_and_its_return_knows_that_it_was_
     assert numbers(tend(first, last)) == [0, 2]
     for _ in range(3):
         lost.beat()  # its thread does, before its loop looks
-        found = tend(first, last, takes_new=True)
-    assert numbers(found) == [0, 1, 2]
+        assert numbers(tend(first, last, takes_new=True)) == [0, 2]
     assert lost.move_on()
-    assert lost.is_member
-    assert lost.was_left_out
+    assert (lost.is_member, lost.was_left_out) == (False, True)
+    lost.beat()
+    found = tend(first, last, takes_new=True)
+    assert found is not None
+    assert numbers(found) == [0, 1, 2]
+    assert found.cause == "joins: replica 1 on h1"
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_who_beats_and_does_not_answer_is_given_up_and_not_let_in_while_its_training_hangs(
+    three: list[Meeting], number: int
+) -> None:
+    unresponsive, others = three[number], [each for each in three if each is not three[number]]
+    beat(*three, times=10)
+    found = tend(*others, unresponsive=[unresponsive])
+    assert found is not None
+    assert found.members == tuple(each.me for each in others)
+    assert found.cause == f"lives and does not answer: replica {number} on h{number}"
+    for _ in range(3):
+        unresponsive.beat()
+        assert tend(*others, takes_new=True) == found
+    again = tend(*others, is_broken=True)
+    assert again is not None
+    assert again.members == found.members, "nor is it when there is another reason for a generation"
+
+
+def test_whoever_should_make_a_generation_and_does_not_is_given_up_with_the_next_in_turn(
+    three: list[Meeting],
+) -> None:
+    unresponsive, _, last = three
+    tend(*three)
+    for _ in range(4 + 7):
+        unresponsive.beat()
+        assert numbers(tend(last)) == [0, 1, 2], "after 4 beats one is silent, and the first has 8 to say so"
+    unresponsive.beat()
+    found = tend(last)
+    assert found is not None
+    assert numbers(found) == [2]
+    assert found.cause == "lost: replica 1 on h1; lives and does not answer: replica 0 on h0"
+
+
+def test_whose_turn_it_is_has_as_long_in_each_generation(three: list[Meeting]) -> None:
+    first, second, last = three
+    for _ in range(8):
+        beat(first, last)
+        assert numbers(tend(second, is_broken=True)) == [0, 1, 2]
+    again = tend(first, second, is_broken=True)
+    assert again is not None
+    for _ in range(8):
+        beat(first, last)
+        assert tend(second, is_broken=True) == again
+    beat(first, last)
+    assert numbers(tend(second, is_broken=True)) == [1, 2]
 
 
 def test_a_broken_connection_between_the_living_makes_a_generation_of_the_same(three: list[Meeting]) -> None:

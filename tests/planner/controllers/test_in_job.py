@@ -15,7 +15,7 @@ from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import list_decisions, list_executions
 from lockstep.state.incidents import save_incidents
 from lockstep.state.leases import Lease
-from lockstep.training.meeting import Meeting, TrainingOptions
+from lockstep.training.meeting import Meeting, Patience, TrainingOptions
 from planner.assembly import make_controller
 from planner.controllers.in_job import InJobController, InJobOptions
 from planner.controllers.protocol import EVERY_ACT, Controller, InJob, Restart, Shrink
@@ -85,7 +85,7 @@ def at_work(job: list[Meeting]) -> Iterator[None]:
         while not over.wait(0.005):
             for each in job:
                 each.beat()
-                each.tend(99.0, takes_new=True)
+                each.tend(Patience(99.0, 99.0), takes_new=True)
                 each.move_on()
 
     thread = threading.Thread(target=work)

@@ -13,6 +13,9 @@ from lockstep.in_job import Place
 from lockstep.training.meeting import TrainingOptions
 from lockstep.training.participant import Participant
 from tests.testbed.training.jobs import BEAT_S, LINES, Fault, TrainingJob
+from tests.waiting import eventually
+
+_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 def options_of(job: TrainingJob, place: Place) -> TrainingOptions:
@@ -26,16 +29,23 @@ def options_of(job: TrainingJob, place: Place) -> TrainingOptions:
 def strike(faults: Collection[Fault], step: int, done: int, where: str = "micro-batches") -> None:
     """Let the process die or stop, if this is where a fault hits it."""
     for fault in faults:
-        if (fault.step, fault.after, fault.where) == (step, done, where) and fault.kind != "poison":
-            os.kill(os.getpid(), signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
+        if (fault.step, fault.after, fault.where) == (step, done, where) and fault.kind in _SIGNALS:
+            os.kill(os.getpid(), _SIGNALS[fault.kind])
 
 
 class Held(Participant):
-    """A process that waits before some steps until the job is whole again."""
+    """A process that waits before some steps until the job is whole again, and hangs where a fault says so."""
 
-    def hold(self, job: TrainingJob) -> Self:
+    def hold(self, job: TrainingJob, place: Place, faults: Collection[Fault]) -> Self:
         self._job, self._held = job, {fault.step + 1: fault.step for fault in job.faults if fault.back}
+        self._hangs = [each for each in faults if each.kind == "hang" and (each.replica, each.stage) == place]
         return self
+
+    def _leave_group(self) -> None:
+        if self._group is not None and self._hangs:
+            fault = self._hangs.pop()
+            eventually((self._job.folder / f"held-{fault.step}").exists)
+        super()._leave_group()
 
     def _let_in(self) -> bool:
         while not super()._let_in():

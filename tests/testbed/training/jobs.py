@@ -35,7 +35,11 @@ class Fault(Frozen):
     replica: int
     stage: int = 0
     step: int
-    kind: Literal["kill", "stop", "poison"] = Field("kill", description="poison: its gradient is not a number")
+    kind: Literal["kill", "stop", "hang", "poison"] = Field(
+        "kill",
+        description="hang: it beats, and does nothing else when it should leave its group; "
+        "poison: its gradient is not a number",
+    )
     after: int = Field(0, description="micro-batches, or buckets, or pieces of work, that it has done in the step")
     where: Literal["micro-batches", "buckets"] = "micro-batches"
     ordered: bool = Field(False, description="the planner's controller orders it out")
@@ -110,7 +114,7 @@ def run_here(job: TrainingJob) -> None:
     job.folder.mkdir(parents=True, exist_ok=True)
     pids = {place: _start(job, place, job.faults) for place in job.places}
     try:
-        for fault in (fault for fault in job.faults if fault.kind != "poison"):
+        for fault in (fault for fault in job.faults if fault.kind in {"kill", "stop"}):
             if job.ends_with_fault:
                 os.waitpid(pids.pop((fault.replica, fault.stage)), 0)
                 return

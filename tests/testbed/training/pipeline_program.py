@@ -31,7 +31,7 @@ def live(job: TrainingJob, place: Place, faults: Collection[Fault]) -> None:
     module = build_stage(stage, seed=1 + replica)  # the first replica's is everybody's
     optimizer = make_optimizer(module)
     program = StageProgram(module, inputs_of, loss_of, HIDDEN)
-    worker = HeldWorker(options_of(job, place), program, optimizer, job.largest_norm).hold(job)
+    worker = HeldWorker(options_of(job, place), program, optimizer, job.largest_norm).hold(job, place, faults)
     _break_at_work(job, mine)
     told = Told(job, place)
     with worker:

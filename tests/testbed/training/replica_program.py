@@ -59,7 +59,7 @@ def live(job: TrainingJob, place: Place, faults: Collection[Fault]) -> None:
     number, _ = place
     mine = [fault for fault in faults if fault.replica == number]
     model, optimizer = make_model(1 + number)  # the first replica's is everybody's
-    replica = HeldReplica(options_of(job, place), model, optimizer).hold(job)
+    replica = HeldReplica(options_of(job, place), model, optimizer).hold(job, place, faults)
     _break_at_buckets(replica, [fault for fault in mine if fault.where == "buckets"])
     told, pause = Told(job, place), threading.Event()
     with replica:

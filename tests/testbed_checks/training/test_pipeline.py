@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
 STEPS, FREE = 6, 1e6  # two steps are settled before the first fault, so that the speed before is known
 KILLED = Fault(replica=1, stage=1, step=2, after=6)
 STOPPED = Fault(replica=1, stage=0, step=3, after=2, kind="stop")
+HUNG = Fault(replica=0, stage=0, step=2, kind="hang")
 POISONED = Fault(replica=0, stage=1, step=1, kind="poison")
 DEEP = {"replicas": 2, "stages": 3, "micro_batches": 6}  # has a stage with neighbours on both sides
 
@@ -36,7 +37,12 @@ CASES: dict[str, dict[str, Any]] = {  # Any: fields of a job
     "whole": {},
     "killed": {"faults": (KILLED,)},
     "killed before a step is validated": {"faults": (Fault(replica=1, stage=1, step=3, after=0),)},
-    "killed and back, nothing to clip": {"faults": (back(KILLED),), "largest_norm": FREE},
+    # The first one finds that it was given up, and leads again when it is back.
+    "killed and back, while another one hangs, nothing to clip": {
+        "faults": (back(KILLED), back(HUNG)),
+        "largest_norm": FREE,
+        "options": {"answer_s": 2.0},
+    },
     "first one killed and back": {"faults": (back(Fault(replica=0, stage=0, step=2, after=6)),)},
     "stopped": {"faults": (STOPPED,)},
     # Nobody would give it up by himself.
@@ -52,7 +58,12 @@ CASES: dict[str, dict[str, Any]] = {  # Any: fields of a job
     "deep, killed and back": {**DEEP, "faults": (back(KILLED),)},
     "killed, by plans of the folder": {"faults": (KILLED,)},
 }
-KEPT = {"killed and back, nothing to clip", "stopped, ordered out", "two killed", "poisoned"}
+KEPT = {
+    "killed and back, while another one hangs, nothing to clip",
+    "stopped and back",
+    "stopped, ordered out",
+    "poisoned",
+}
 # Sums of float32 in another order differ in the last places, 1.2e-7 of values around 1.
 TOLERANCE = 1e-6
 Runs = Mapping[str, tuple[TrainingJob, TrainingRun]]

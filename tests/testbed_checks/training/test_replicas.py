@@ -19,11 +19,17 @@ FAULTS = {
     "killed between two buckets": (Fault(replica=LOST, step=2, after=1, where="buckets"),),
     "stopped": (Fault(replica=0, step=2, after=1, kind="stop"),),
     "stopped and ordered out": (Fault(replica=0, step=2, after=1, kind="stop", ordered=True),),
-    "killed and back": (Fault(replica=0, step=2, after=1, back=True),),
+    "killed and back, while another one hangs": (
+        Fault(replica=2, step=2, after=1, back=True),
+        Fault(replica=0, step=2, kind="hang", back=True),
+    ),
     "stopped and back": (Fault(replica=2, step=2, after=1, kind="stop", back=True),),
     "two killed": (Fault(replica=2, step=1, after=1), Fault(replica=0, step=3)),
 }
-OPTIONS = {"stopped and ordered out": {"silence_s": LIMIT_S}}  # nobody would give it up by himself
+OPTIONS = {
+    "stopped and ordered out": {"silence_s": LIMIT_S},  # nobody would give it up by himself
+    "killed and back, while another one hangs": {"answer_s": 2.0},
+}
 # Sums of float32 in another order differ in the last places, 1.2e-7 of values around 1; measured: 2e-7 at most.
 TOLERANCE = 1e-6
 Runs = Mapping[str, tuple[TrainingJob, TrainingRun]]
