@@ -134,9 +134,8 @@ def _judge_pace(
     """Ask who is slow in a job that moves."""
     pairs = read_pairs(store, context)
     matrix, pair_memory = build_matrix(pairs, memory.pairs, context, options.pairs)
-    facts = read_straggler_facts(store, context)
-    slow_senders = matrix.slow_senders if matrix else frozenset()
-    stragglers, straggler_memory = find_stragglers(facts, memory.straggler, context, options.straggler, slow_senders)
+    facts = read_straggler_facts(store, context, matrix.slow_senders if matrix else frozenset())
+    stragglers, straggler_memory = find_stragglers(facts, memory.straggler, context, options.straggler)
     memory = replace(memory, straggler=straggler_memory, pairs=pair_memory)
     found = list(stragglers)
     if matrix is not None:

@@ -102,24 +102,18 @@ class StragglerMemory:
 
 
 def find_stragglers(
-    facts: StragglerFacts,
-    memory: StragglerMemory,
-    context: Context,
-    options: StragglerOptions,
-    slow_senders: frozenset[str] = frozenset(),
+    facts: StragglerFacts, memory: StragglerMemory, context: Context, options: StragglerOptions
 ) -> tuple[list[Finding], StragglerMemory]:
-    """Return the GPUs and hosts that hold the others up, and what to remember for the next evaluation.
-
-    Slow senders are hosts that send over a slow connection: data lies before their GPUs because it cannot leave.
-    """
+    """Return the GPUs and hosts that hold the others up, and what to remember for the next evaluation."""
     memory = _remember_pace(memory, facts.per_s, context)
     findings = find_starving(facts.flushes, context, options.starving)
     late = find_late_gpus(facts.gpu_waits, options.gpu_waits)
     slower, memory = _find_slower(facts.gpu_waits, memory, context, options)
-    late = [each for each in (*late, *slower) if context.roster.process(each.process).host not in slow_senders]
+    late = [each for each in (*late, *slower) if context.roster.process(each.process).host not in facts.slow_senders]
     findings += _report_waited_for(late, facts, context, options)
     kernels = choose_kernels(len(facts.operations), options.numeric)
-    excess = measure_excess(facts.operations, facts.are_sums, len(context.roster), context.period_ns, kernels)
+    processes, fresh_ns = len(context.roster), context.fresh_ns
+    excess = measure_excess(facts.operations, facts.are_sums, processes, context.period_ns, kernels, fresh_ns)
     grown, memory = _find_grown(facts, memory, context, options)
     findings += [make_finding(grown, facts.throttled, context)] if grown and not findings else []
     if excess is None:

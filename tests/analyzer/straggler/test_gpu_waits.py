@@ -30,9 +30,9 @@ def waited(ranks: int, late_ms: float, seed: int = 3, slow_senders: tuple[str, .
     process, operation = np.tile(np.arange(ranks), OPERATIONS), np.repeat(np.arange(OPERATIONS), ranks)
     own_ms = np.where(operation % 4 == 0, np.random.default_rng(seed).exponential(3.0, len(process)), 0.1)
     own_ms += np.where((operation % 4 == 0) & (process == 1), late_ms, 0.0)
-    facts = StragglerFacts(gpu_waits=together(process, operation, own_ms, 8.0))
+    facts = StragglerFacts(gpu_waits=together(process, operation, own_ms, 8.0), slow_senders=frozenset(slow_senders))
     where = context(Job(ranks, world(ranks), gpus_per_host=1).roster())
-    return find_stragglers(facts, StragglerMemory(), where, StragglerOptions(), frozenset(slow_senders))[0]
+    return find_stragglers(facts, StragglerMemory(), where, StragglerOptions())[0]
 
 
 def test_gpu_that_is_always_last_is_named_and_how_often_it_was() -> None:

@@ -336,6 +336,16 @@ def test_finding_says_since_when_and_keeps_saying_so_until_it_is_healed() -> Non
     assert (findings, memory.straggling_since) == ([], {})
 
 
+def test_who_was_late_is_confirmed_only_by_operations_that_were_not_seen_before() -> None:
+    """Three steps of 260 ms in which one rank is late, then three of 160 ms in which nobody is, all in one window."""
+    job = Job(16, world(16), host=lambda step, act, rank: 100.0 if rank == SLOW and step < 3 and act == 0 else 0.0)
+    facts, where = StragglerFacts(job.play()), context(job.roster())
+    for fresh_ms, is_stale in ((0, False), (300, False), (900, True)):
+        fresh = dataclasses.replace(where, fresh_ns=T0 + fresh_ms * MS)
+        (finding,) = find_stragglers(facts, StragglerMemory(), fresh, StragglerOptions())[0]
+        assert (finding.component, finding.is_stale) == ("host:h1", is_stale)
+
+
 def flushes(*us_per_step: float, steps: int = 1000, busy_ms: float = 500.0) -> Flushes:
     """Return hosts that took so many microseconds for each of their steps."""
     hosts = tuple(f"h{number}" for number in range(len(us_per_step)))
