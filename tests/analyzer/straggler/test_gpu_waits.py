@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from analyzer.straggler.gpu_waits import GpuWaits, read_gpu_waits
+from analyzer.straggler.memory import StragglerMemory
 from analyzer.straggler.reading import StragglerFacts
-from analyzer.straggler.stragglers import StragglerMemory, StragglerOptions, find_stragglers, is_slower
+from analyzer.straggler.stragglers import StragglerOptions, find_stragglers, is_slower
 from analyzer.windows.jobs import read_roster
 from analyzer.windows.window import Context, Finding, Window
 from lockstep.records import Collective, Comm, Transfer
