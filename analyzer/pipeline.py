@@ -27,8 +27,9 @@ from analyzer.localize.faults import FaultOptions, find_faults
 from analyzer.steps.history import StepHistory, is_stale
 from analyzer.steps.steps import GlobalOptions, StepMemory, StepOptions, StepReport, find_global, find_steps
 from analyzer.steps.traffic import Pace, read_operations, read_pace
+from analyzer.straggler.memory import StragglerMemory
 from analyzer.straggler.reading import read_straggler_facts
-from analyzer.straggler.stragglers import StragglerMemory, StragglerOptions, find_stragglers, is_slower
+from analyzer.straggler.stragglers import StragglerOptions, find_stragglers, is_slower
 from analyzer.testimony import doubt, read_second_claims
 from analyzer.windows.jobs import JobSpan, Roster
 from analyzer.windows.outage import find_outages, name_outage
@@ -134,9 +135,8 @@ def _judge_pace(
     """Ask who is slow in a job that moves."""
     pairs = read_pairs(store, context)
     matrix, pair_memory = build_matrix(pairs, memory.pairs, context, options.pairs)
-    facts = read_straggler_facts(store, context)
-    slow_senders = matrix.slow_senders if matrix else frozenset()
-    stragglers, straggler_memory = find_stragglers(facts, memory.straggler, context, options.straggler, slow_senders)
+    facts = read_straggler_facts(store, context, matrix.slow_senders if matrix else frozenset())
+    stragglers, straggler_memory = find_stragglers(facts, memory.straggler, context, options.straggler)
     memory = replace(memory, straggler=straggler_memory, pairs=pair_memory)
     found = list(stragglers)
     if matrix is not None:

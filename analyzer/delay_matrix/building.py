@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from analyzer.delay_matrix.delays import Delays, PairOptions, as_they_are
+from analyzer.delay_matrix.delays import Delays, PairOptions, as_they_are, sum_of
 from analyzer.delay_matrix.ends import Ends
 from analyzer.delay_matrix.inner import judge_inner
 from analyzer.delay_matrix.judging import Score, find_disputed, judge_delays, keep_leading
@@ -48,7 +48,22 @@ def build_matrix(
         disputed = find_disputed(measured.waits, delays, score, options)
         scores = [replace(each, slow=each.slow & ~disputed) for each in scores]
     is_stale = not any(delays.is_new.any() for delays in (measured.waits, *measured.transits)) and inner is None
-    return replace(_join(measured.ends, facts, scores, options), inner=inner, is_stale=is_stale), memory
+    hidden = _find_hidden(measured.waits, scores[1:], pairs)
+    return replace(_join(measured.ends, facts, scores, hidden, options), inner=inner, is_stale=is_stale), memory
+
+
+def _find_hidden(waits: Delays, transits: Sequence[Score], pairs: int) -> np.ndarray:
+    """Return the pairs of which nothing tells how long the wire takes, be it slow or not.
+
+    Where a sender waits for less than its link needs, a buffer took the bytes. It takes as many of all transfers of
+    a kind: where no pair of a kind waits for longer, none of them would show a slow wire.
+    """
+    shows = waits.raw_ns_per_byte >= waits.least
+    shows_kind = np.bincount(waits.kind, weights=shows | ~waits.follows, minlength=1) > 0
+    seen = sum_of(shows_kind[waits.kind].astype(np.float64), waits.index, pairs) > 0
+    watched = np.logical_or.reduce([np.isfinite(score.ratio) for score in transits], initial=False)
+    hidden: np.ndarray = ~seen & ~watched
+    return hidden
 
 
 def _judge(
@@ -153,7 +168,9 @@ def _learn(memory: PairMemory, delays: Delays, score: Score) -> PairMemory:
     return memory.learn(delays.key[calm], np.log(np.maximum(delays.ns_per_byte, delays.least)[calm]))
 
 
-def _join(ends: Ends, facts: PairFacts, scores: Sequence[Score], options: PairOptions) -> DelayMatrix:
+def _join(
+    ends: Ends, facts: PairFacts, scores: Sequence[Score], hidden: np.ndarray, options: PairOptions
+) -> DelayMatrix:
     """Return the matrix of all sorts of delays: for a pair speaks the first that calls it slow, else the first."""
     ratio, sigmas, per_byte, error, operations, shared = (
         np.stack([getattr(score, name) for score in scores])
@@ -176,6 +193,7 @@ def _join(ends: Ends, facts: PairFacts, scores: Sequence[Score], options: PairOp
         error=np.nan_to_num(error[speaker, pair], nan=np.inf),
         operations=operations[speaker, pair],
         shared=np.nan_to_num(shared[speaker, pair], nan=1.0),
+        hidden=hidden & ~is_slow,
         told_since_ns=int(np.median(facts.steps["oldest_ns"].to_numpy())) if facts.steps.num_rows else None,
         starved=find_starved(facts.flushes, options),
     )

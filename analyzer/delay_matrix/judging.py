@@ -67,11 +67,13 @@ def judge_delays(delays: Delays, past: Past, pairs: int, window_ns: int, options
         held = np.where(has_past, ratio, uncrowded)
         shared = normal / sum_of(alone * weight, delays.index, pairs)
         is_spacious = sum_of(sharing * weight, delays.index, pairs) < sum_of(weight, delays.index, pairs)
+        waited = sum_of(delays.raw_ns_per_byte * weight, delays.index, pairs)
+        is_rest = sum_of(delays.ns_per_byte * weight, delays.index, pairs) < options.min_left * waited
     is_few = np.isfinite(ratio).sum() < options.few_pairs
     with np.errstate(invalid="ignore", divide="ignore"):
         spread_peers = _spread(np.log(held), options.min_spread * (5 if is_few else 1))
-        # Why those are fast that share their links with fewer others is known.
-        spread_peers = max(spread_peers, _reach_below(np.log(held[~is_spacious])) / _BELOW_SIGMAS)
+        # Why those are fast that share their links with fewer others is known, and of whose wait little was left.
+        spread_peers = max(spread_peers, _reach_below(np.log(held[~is_spacious & ~is_rest])) / _BELOW_SIGMAS)
         swing = sum_of(past.swing * weight, delays.index, pairs) / sum_of(weight, delays.index, pairs)
         spread_past = np.maximum(_spread(np.log(changed), options.min_spread), MEAN_TO_SIGMA * swing)
     follows = sum_of(np.where(delays.follows, weight, 0.0), delays.index, pairs) > 0
@@ -156,17 +158,19 @@ def _usual(values: np.ndarray, delays: Delays) -> np.ndarray:
 def _recall_usual(delays: Delays, taken: np.ndarray, log_delay: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the usual delay of each row, NaN without a past, and how much all of its sort changed.
 
-    All changed as the median did, or on sockets as that of their ring did, where a slow pair holds up the others.
+    All changed as the median did, or on sockets as that of their ring did, where a slow pair holds up the others;
+    what takes no longer than its link needs has not changed, and is never learnt there.
     Acknowledged bytes wait for nothing but their own way: what a fifth of the pairs did not take part in is no change
     of all.
     """
     usual = np.maximum(np.exp(log_delay), delays.least)
-    changed, known = taken / usual, np.isfinite(log_delay)
+    known = np.isfinite(log_delay)
     if not known.any():
         return usual, np.ones(len(usual))
-    median, least = np.quantile(changed[known], [0.5, _UNTOUCHED], method="lower")
+    changed, told = np.where(known, taken / usual, 1.0), known | (delays.follows & (taken <= delays.least))
+    median, least = np.quantile(changed[told], [0.5, _UNTOUCHED], method="lower")
     around = np.full(len(usual), float(median))
-    around[known] = np.maximum(median_of(changed[known], delays.ring[known]), median)
+    around[told] = np.maximum(median_of(changed[told], delays.ring[told]), median)
     everywhere: np.ndarray = np.where(delays.follows, around, min(float(median), max(float(least), 1.0)))
     return usual, everywhere
 

@@ -9,7 +9,7 @@ from analyzer.delay_matrix.matrix import DelayMatrix, InnerMatrix
 from analyzer.evidence.observations import Evidence
 from analyzer.localize.naming import Fault, name_faults, pass_on_to_dead_port
 from analyzer.localize.parts import Suspects, list_inner_suspects, list_suspects
-from analyzer.localize.search import Cables, Likelihood, Search
+from analyzer.localize.search import MISS, MISS_UNSEEN, Cables, Likelihood, Search
 from analyzer.windows.window import Context, Finding
 from lockstep.clock import rfc3339
 from lockstep.topology import host_name
@@ -100,7 +100,7 @@ def _may_isolate(fault: Fault) -> bool:
 
 def _reason(fault: Fault, matrix: DelayMatrix, seen: tuple[dict[str, Any], ...]) -> str:
     times = float(np.median(matrix.ratio[fault.members]))
-    count, normal = int(fault.members.sum()), int((~matrix.slow).sum())
+    count, normal = int(fault.members.sum()), int((~matrix.slow & ~matrix.hidden).sum())
     if fault.moved_to:
         return (
             f"{fault.component} has no carrier, and {fault.moved_to}, which carries its traffic as well, "
@@ -198,7 +198,8 @@ def explain(matrix: DelayMatrix, evidence: Evidence, context: Context) -> list[F
     suspects = list_suspects(matrix, context.topology)
     # What is slow caps the rate: a pair that shared another link before loses less by it, by up to that much.
     times = matrix.ratio * np.sqrt(matrix.shared)
-    weighed = _weigh(suspects, times, matrix.slow, ~(matrix.ns_per_byte > 0))
+    miss = np.where(matrix.ns_per_byte > 0, MISS, MISS_UNSEEN)
+    weighed = _weigh(suspects, times, matrix.slow, np.where(matrix.hidden, 1.0, miss))
     return _explain(weighed, evidence, Cables(context.topology))
 
 
@@ -210,13 +211,13 @@ def explain_inner(matrix: DelayMatrix, evidence: Evidence) -> list[Fault]:
     excused = np.array([group.host in matrix.starved for group in inner.groups], bool)
     slow = inner.slow & ~excused
     suspects = list_inner_suspects(replace(inner, slow=slow))
-    weighed = _weigh(suspects, inner.ratio, slow, np.zeros(len(slow), bool))
+    weighed = _weigh(suspects, inner.ratio, slow, np.full(len(slow), MISS))
     return _explain(weighed, evidence, Cables(None)) if slow.any() else []
 
 
-def _weigh(suspects: Suspects, ratio: np.ndarray, slow: np.ndarray, unseen: np.ndarray) -> Likelihood:
+def _weigh(suspects: Suspects, ratio: np.ndarray, slow: np.ndarray, miss: np.ndarray) -> Likelihood:
     excess = np.log(np.clip(np.nan_to_num(ratio, nan=1.0), 1e-3, 1e3))  # a clock that jumped is no figure
-    return Likelihood(suspects, excess, slow, unseen)
+    return Likelihood(suspects, excess, slow, miss)
 
 
 def _explain(likelihood: Likelihood, evidence: Evidence, cables: Cables) -> list[Fault]:
@@ -239,4 +240,5 @@ def _without_hosts(matrix: DelayMatrix, hosts: frozenset[str]) -> DelayMatrix:
         error=matrix.error[kept],
         operations=matrix.operations[kept],
         shared=matrix.shared[kept],
+        hidden=matrix.hidden[kept],
     )

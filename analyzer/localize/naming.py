@@ -199,8 +199,8 @@ class _Naming:
 
     def _ruled_out(self, kept: set[str]) -> Iterator[RuledOut]:
         """Say why the other parts that the slow pairs run through are not the one: what else they carry is fine."""
-        suspects, slow = self._suspects, self._search.likelihood.slow
-        carried, normal = suspects.count(np.ones(len(slow), bool)), suspects.count(~slow)
+        suspects, likelihood = self._suspects, self._search.likelihood
+        carried, normal = suspects.count(likelihood.slow | likelihood.normal), suspects.count(likelihood.normal)
         widest: dict[str, int] = {}
         for number in np.flatnonzero(self._involved).tolist():
             name = suspects.parts[number].component

@@ -70,9 +70,10 @@ class Likelihood:
     What explains each pair so far is an array of excesses, 0 where nothing does; `explained_by` makes it.
     """
 
-    def __init__(self, suspects: Suspects, excess: np.ndarray, slow: np.ndarray, unseen: np.ndarray) -> None:
+    def __init__(self, suspects: Suspects, excess: np.ndarray, slow: np.ndarray, miss: np.ndarray) -> None:
         self.suspects, self.slow = suspects, slow
-        self._miss = np.where(unseen, MISS_UNSEEN, MISS)  # by wire
+        self.normal = ~slow & (miss < 1)  # as far as anything tells
+        self._miss = miss  # by pair: how likely it looks normal, or otherwise slow, through a slow part
         self._excess = np.clip(excess, 0.0, 1 / _U)
         entries = np.flatnonzero(slow[suspects.pair])
         order = np.lexsort((self._excess[suspects.pair[entries]], suspects.part[entries]))
@@ -112,7 +113,7 @@ class Likelihood:
         """
         entries = self.suspects.entries(pick.number)
         pairs = self.suspects.pair[entries][self.suspects.share[entries] == 1]
-        pairs = pairs[so_far[pairs] == 0]
+        pairs = pairs[(so_far[pairs] == 0) & (self.slow | self.normal)[pairs]]
         if self.slow[pairs].all():
             return 1.0
         near = np.exp(-0.5 * ((self._excess[pairs] - pick.excess) / _spread(np.array(pick.excess))) ** 2)

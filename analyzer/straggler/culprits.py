@@ -36,6 +36,7 @@ class Culprit:
     knows_why: bool = True  # whether the GPU or the process is late; else only that the rank is
     slow_steps: int = 0  # when it was slow only now and then: how often
     since_ns: int | None = None
+    is_stale: bool = False  # late in nothing that the evaluation before had not seen
 
 
 def make_finding(culprit: Culprit, throttled: Mapping[tuple[str, int], str], context: Context) -> Finding:
@@ -56,6 +57,7 @@ def make_finding(culprit: Culprit, throttled: Mapping[tuple[str, int], str], con
         ranks_waiting=max(context.roster.ranks - len(culprit.processes), 0),
         lost_share=min(max(culprit.share, 0.0), 1.0),
         since_ns=culprit.since_ns,
+        is_stale=culprit.is_stale,
         may_isolate=culprit.kind in ("gpu", "hot_host") and culprit.knows_why,
     )
 
@@ -209,6 +211,7 @@ def _as_culprit(excess: Excess, rows: list[int], kind: Kind, context: Context, o
         sigmas=float((lasting[rows].min() - np.median(lasting)) / spread),
         peers=int(excess.peers[rows].min()),
         is_once_per_step=_is_once_per_step(excess, rows, context, options),
+        is_stale=not excess.is_late_still[rows].any(),
     )
 
 

@@ -150,6 +150,8 @@ class Excess:
     worst_at_ns: np.ndarray  # when that was
     begin_ns: np.ndarray  # of each stretch
     span_ns: float  # the time looked at
+    newest: np.ndarray  # the own share of each process in operations that the evaluation before had not seen
+    newest_part: np.ndarray  # of its operations that were compared, those
 
     @property
     def kept_up(self) -> np.ndarray:
@@ -163,6 +165,12 @@ class Excess:
     def lasting(self) -> np.ndarray:
         """Return the own share of each process over all stretches but its worst one: a pause is no fault."""
         return without_worst(self.own)
+
+    @property
+    def is_late_still(self) -> np.ndarray:
+        """Say of each process whether what is new shows it late as well, by half as much as all of it at least."""
+        late: np.ndarray = (self.newest_part > 0) & (self.newest >= self.newest_part * self.lasting / 2)
+        return late
 
 
 def without_worst(shares: np.ndarray) -> np.ndarray:
@@ -179,9 +187,14 @@ def without_worst(shares: np.ndarray) -> np.ndarray:
 
 
 def measure_excess(
-    rows: "Operations", are_sums: bool, processes: int, period_ns: int | None, kernels: Kernels | None = None
+    rows: "Operations",
+    are_sums: bool,
+    processes: int,
+    period_ns: int | None,
+    kernels: Kernels | None = None,
+    fresh_ns: int = 0,
 ) -> Excess | None:
-    """Return how much longer each process took, or None where nobody can be compared."""
+    """Return how much longer each process took, or None where nobody can be compared; what ended later is new."""
     kernels = kernels or NumpyKernels()
     fine = (rows.process >= 0) & np.isfinite(rows.gap_ns) & np.isfinite(rows.dur_ns)
     rows = rows if fine.all() else rows.take(fine)
@@ -189,7 +202,9 @@ def measure_excess(
         return None
     roles = find_roles(rows.process, rows.comm, rows.rank, rows.peer, rows.sends, processes)
     waits = None if are_sums else _waits(rows, kernels)
-    cells = _compare(rows, waits, _same_operation(rows, roles, kernels), kernels)
+    rest_ns = rows.gap_ns if are_sums else 0.0  # of a second, in sums
+    later_ns = (rows.start_ns - fresh_ns) + rows.dur_ns + rest_ns
+    cells = _compare(rows, waits, _same_operation(rows, roles, kernels), later_ns > 0, kernels)
     if len(cells.process) == 0:
         return None
     # In sums own time is what was not waited: both are the same. Where nobody knows, what it was late stands for it.
@@ -209,6 +224,7 @@ class _Cells:
     own: np.ndarray
     gpu: np.ndarray
     waits: np.ndarray
+    is_new: np.ndarray
     operation: np.ndarray  # number of the operation
     timestamps_ns: np.ndarray  # of each operation, when the first of those began it who are in a cell
 
@@ -248,7 +264,11 @@ def _counts_apart(rows: "Operations", group: np.ndarray, groups: int, kernels: K
 
 
 def _compare(
-    rows: "Operations", waits: np.ndarray | None, operations: tuple[np.ndarray, int], kernels: Kernels
+    rows: "Operations",
+    waits: np.ndarray | None,
+    operations: tuple[np.ndarray, int],
+    is_new: np.ndarray,
+    kernels: Kernels,
 ) -> _Cells:
     """Return each process's gap before an operation against the lower median of all that did the same."""
     of, count = operations
@@ -264,6 +284,7 @@ def _compare(
         own=(gap - kernels.median_by(gap, group, count)[group])[kept],
         gpu=(gpu - kernels.median_by(gpu, group, count)[group])[kept],
         waits=_longest_wait(waits, cell, cells, kernels)[cell[chosen]][kept],
+        is_new=is_new[chosen][kept],
         operation=group[kept],
         timestamps_ns=kernels.min_by(rows.start_ns[chosen], group, count, np.iinfo(np.int64).max),
     )
@@ -300,7 +321,7 @@ def _collect(cells: _Cells, waited: np.ndarray, span_ns: float, period_ns: int |
     longer = np.rint(np.clip(cells.own / span_ns, 0.0, 1.0) * _PARTS)
     sums, squares = (kernels.sum_by(weights, row, count) for weights in (longer, longer**2))
     compared = np.bincount(row, minlength=count)
-    worst = _longest(cells.own, row, count, kernels)
+    worst, new = _longest(cells.own, row, count, kernels), cells.is_new
     return Excess(
         processes=processes,
         peers=np.rint(kernels.sum_by(cells.others, row, count) / compared),
@@ -317,6 +338,8 @@ def _collect(cells: _Cells, waited: np.ndarray, span_ns: float, period_ns: int |
         worst_at_ns=cells.timestamps_ns[cells.operation[worst]],
         begin_ns=begin_ns,
         span_ns=span_ns,
+        newest=kernels.sum_by(np.rint(np.where(new, cells.own, 0.0)), row, count) / span_ns,
+        newest_part=np.bincount(row[new], minlength=count) / compared,
     )
 
 

@@ -68,12 +68,8 @@ def _has_peers(rows: Operations, processes: int, options: OwnPastOptions) -> np.
 
 
 def find_grown(now: OwnTimes, past: Sequence[OwnTimes], context: Context, options: OwnPastOptions) -> Culprit | None:
-    """Return the rank whose own time alone has grown, in a job that became slower.
-
-    Times from before all of its processes were known are of other numbers of processes.
-    """
-    size = len(now.own_ns)
-    before = [each for each in past if each.end_ns <= context.window.start_ns and len(each.own_ns) == size]
+    """Return the rank whose own time alone has grown, in a job that became slower."""
+    before = [each for each in past if each.end_ns <= context.window.start_ns]
     if len(before) < options.min_past:
         return None
     own_ns, gpu_ns, per_s = (

@@ -80,9 +80,12 @@ class StragglerFacts:
     throttled: dict[tuple[str, int], str] = field(default_factory=dict)  # by host and GPU: what it says of its clock
     gpu_waits: GpuWaits = field(default_factory=GpuWaits)  # where no GPU times are known
     per_s: float | None = None  # operations of a rank in a second
+    slow_senders: frozenset[str] = frozenset()  # hosts of slow connections: data lies there because it cannot leave
 
 
-def read_straggler_facts(store: Store, context: Context) -> StragglerFacts:
+def read_straggler_facts(
+    store: Store, context: Context, slow_senders: frozenset[str] = frozenset()
+) -> StragglerFacts:
     """Return the operations of a window with the gaps before them, complete ones where they are all there."""
     window = context.window
     asked = context.parameters | {
@@ -103,7 +106,7 @@ def read_straggler_facts(store: Store, context: Context) -> StragglerFacts:
     operations, are_sums = _read_single(store, context, asked, counted), False
     if operations is None:
         operations, are_sums = read_seconds(store, context, asked), True
-    return StragglerFacts(operations, are_sums, flushes, throttled, gpu_waits, per_s)
+    return StragglerFacts(operations, are_sums, flushes, throttled, gpu_waits, per_s, slow_senders)
 
 
 def _read_single(store: Store, context: Context, asked: dict[str, Any], counted: int) -> Operations | None:

@@ -8,7 +8,7 @@ one comes again.
 Many who are late at once are no set of faults but a property of the job, and left to those who look at all of it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,14 +20,14 @@ from analyzer.straggler.gpu_waits import (
     GpuWaitOptions,
     GpuWaits,
     LateGpu,
-    PastWaits,
     find_late_gpus,
     find_slower_gpus,
     learn_waits,
 )
 from analyzer.straggler.kernels import NumericOptions, choose_kernels
+from analyzer.straggler.memory import SlowStep, StragglerMemory, StragglerSince
 from analyzer.straggler.operations import Operations
-from analyzer.straggler.own_past import OwnPastOptions, OwnTimes, find_grown, measure_own
+from analyzer.straggler.own_past import OwnPastOptions, find_grown, measure_own
 from analyzer.straggler.reading import StragglerFacts
 from analyzer.straggler.starving import StarvingOptions, find_starving
 from analyzer.windows.window import Context, Finding
@@ -69,57 +69,19 @@ class StragglerOptions:
     numeric: NumericOptions = field(default_factory=NumericOptions)
 
 
-@dataclass(frozen=True, slots=True)
-class SlowStep:
-    """One operation before which a GPU took far longer than all others."""
-
-    process: int
-    at_ns: int
-    lost_ns: float
-
-
-@dataclass(frozen=True, slots=True)
-class StragglerSince:
-    """When a process was found late first, and when that had begun."""
-
-    found_ns: int  # end of the evaluation
-    begun_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class StragglerMemory:
-    """What is kept from evaluation to evaluation."""
-
-    slow_steps: tuple[SlowStep, ...] = ()  # that came alone
-    begun_ns: int | None = None  # since when we look
-    paces: tuple[tuple[int, float], ...] = ()  # end of each evaluation, and operations of a rank in a second
-    slower_ns: int = 0  # end of the last evaluation in which ranks did fewer than that
-    waits: PastWaits = field(default_factory=PastWaits)  # of receives for their own GPU
-    own: tuple[OwnTimes, ...] = ()  # of the evaluations before in which nobody's had grown
-    straggling_since: Mapping[int, StragglerSince] = field(
-        default_factory=dict
-    )  # by process, of those late in the last evaluation
-
-
 def find_stragglers(
-    facts: StragglerFacts,
-    memory: StragglerMemory,
-    context: Context,
-    options: StragglerOptions,
-    slow_senders: frozenset[str] = frozenset(),
+    facts: StragglerFacts, memory: StragglerMemory, context: Context, options: StragglerOptions
 ) -> tuple[list[Finding], StragglerMemory]:
-    """Return the GPUs and hosts that hold the others up, and what to remember for the next evaluation.
-
-    Slow senders are hosts that send over a slow connection: data lies before their GPUs because it cannot leave.
-    """
-    memory = _remember_pace(memory, facts.per_s, context)
+    """Return the GPUs and hosts that hold the others up, and what to remember for the next evaluation."""
+    memory = _remember_pace(memory.renumbered(context.roster), facts.per_s, context)
     findings = find_starving(facts.flushes, context, options.starving)
     late = find_late_gpus(facts.gpu_waits, options.gpu_waits)
     slower, memory = _find_slower(facts.gpu_waits, memory, context, options)
-    late = [each for each in (*late, *slower) if context.roster.process(each.process).host not in slow_senders]
+    late = [each for each in (*late, *slower) if context.roster.process(each.process).host not in facts.slow_senders]
     findings += _report_waited_for(late, facts, context, options)
     kernels = choose_kernels(len(facts.operations), options.numeric)
-    excess = measure_excess(facts.operations, facts.are_sums, len(context.roster), context.period_ns, kernels)
+    processes, fresh_ns = len(context.roster), context.fresh_ns
+    excess = measure_excess(facts.operations, facts.are_sums, processes, context.period_ns, kernels, fresh_ns)
     grown, memory = _find_grown(facts, memory, context, options)
     findings += [make_finding(grown, facts.throttled, context)] if grown and not findings else []
     if excess is None:

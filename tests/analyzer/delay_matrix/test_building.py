@@ -342,6 +342,22 @@ def test_wires_that_are_slow_at_once_from_the_first_look_on_do_not_take_turns(
     assert hot_hosts(look_at(seen[1], memory)) == named
 
 
+@pytest.mark.parametrize(
+    ("fields", "some", "hidden"),
+    [({}, 0.2, 56), ({}, 1.5, 0), ({"transport": "ib"}, 0.2, 0), ({"steps": True}, 0.2, 0)],
+    ids=["buffers take all", "one takes as long as its link needs", "acknowledged", "steps are watched"],
+)
+def test_where_no_wait_is_as_long_as_bytes_are_on_the_wire_nothing_is_known(
+    fields: dict[str, Any], some: float, hidden: int
+) -> None:
+    transport = fields.get("transport", "socket")
+    short = [wait(hop, some if hop == SLOW else 0.2, transport=transport) for hop in mesh()]
+    steps = [step(hop, 0.08 * MS) for hop in mesh()] if "steps" in fields else []
+    matrix, _ = build_matrix(facts(short, steps), PairMemory(), context(fabric()), PairOptions())
+    assert matrix is not None
+    assert int(matrix.hidden.sum()) == hidden
+
+
 def test_host_whose_flushes_take_long_is_starved_and_hosts_that_are_alike_are_not() -> None:
     """A proxy thread without a core sees late what the network has long done."""
     flushes = [{"host": f"h{host}", "step_flush_ns": 2e6 if host == 2 else 5e3, "flushed": 100} for host in range(8)]

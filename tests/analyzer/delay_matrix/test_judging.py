@@ -35,6 +35,7 @@ def judged(
     error: np.ndarray | None = None,
     follows: bool = False,
     sharers: float | np.ndarray = 1.0,
+    taken_off: float | np.ndarray = 0.0,
 ) -> Score:
     """Return the judgement of one row per wire, all of one kind on InfiniBand, or else on sockets."""
     count = len(ns_per_byte)
@@ -54,7 +55,7 @@ def judged(
         ring=np.zeros(count, np.int64),
         rivals=np.zeros(count, np.int64),
         follows=np.full(count, follows),
-        raw_ns_per_byte=ns_per_byte,
+        raw_ns_per_byte=ns_per_byte + taken_off,
         is_net=np.zeros(count, bool),
         decides=np.zeros(count, bool),
         is_new=np.ones(count, bool),
@@ -103,11 +104,26 @@ def test_pairs_that_share_links_with_fewer_others_hide_no_slow_one() -> None:
     assert crowded.shared[-1] == 2.0
 
 
+def test_pair_of_whose_wait_little_was_left_is_not_fast_by_nature() -> None:
+    """Before a sender that is slow everything waits for its receiver, which is taken off."""
+    now, taken_off = np.array([1.0, 1.0, 0.4, 2.3]), np.array([0.0, 0.0, 0.6, 0.0])
+    assert np.flatnonzero(judged(now, follows=True, taken_off=taken_off).slow).tolist() == [3]
+    assert not judged(now, follows=True).slow.any()
+
+
 def test_pair_that_is_slower_by_nature_is_learnt_and_one_that_stands_out_is_not() -> None:
     unequal = judged(np.repeat([0.5, 1.0, 2.0], [6, 10, 8]))
     assert not unequal.slow.any()
     assert not unequal.wary.any()
     assert judged(np.repeat([1.0, 2.0], [16, 1])).wary.nonzero()[0].tolist() == [16]
+
+
+def test_wires_that_are_as_fast_as_their_links_show_that_the_ring_is_as_before() -> None:
+    """On sockets they are never learnt; alone with a past, a slow wire would be a change of all."""
+    now, past = np.array([4.0] + [1.0] * 15), np.array([2.0] + [np.nan] * 15)
+    score = judged(now, past, least=1.0, follows=True)
+    assert np.flatnonzero(score.slow).tolist() == [0]
+    assert score.has_past[0]
 
 
 @pytest.mark.parametrize(("follows", "expected"), [(False, [0]), (True, [])])

@@ -41,6 +41,7 @@ def matrix(
         error=np.full(len(ratio), 0.01),
         operations=np.full(len(ratio), 100.0),
         shared=np.array([shared(pair) for pair in of]),
+        hidden=np.zeros(len(ratio), bool),
         starved=frozenset(starved),
     )
 

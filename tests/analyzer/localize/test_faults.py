@@ -296,6 +296,24 @@ def test_wire_that_shows_no_delay_at_all_hardly_clears_its_nic() -> None:
     assert "nic:h3/eth0" in unseen.ambiguous_with
 
 
+def test_wires_of_which_nothing_is_known_clear_no_nic() -> None:
+    """A NIC is slow both ways in a ring; what it exchanges with all others in small parts, buffers take."""
+    small = [(src, f"h{host}/eth0") for src in ("h3/eth0", "h2/eth1") for host in (0, 1, 5, 6, 7)]
+    told = matrix(
+        pairs([("h2/eth1", "h3/eth0"), ("h3/eth0", "h4/eth1"), *small, *((dst, src) for src, dst in small)]),
+        worst(between("h2/eth1", "h3/eth0"), between("h3/eth0", "h4/eth1")),
+    )
+    assert {name for name, _ in named(find_faults(told, NO_EVIDENCE, context()))} == {
+        "link:h2/eth1--h3/eth0",
+        "link:h3/eth0--h4/eth1",
+    }
+    told.hidden[2:] = True
+    found = only(find_faults(told, NO_EVIDENCE, context()))
+    assert (found.component, found.side, found.likelihood > 0.9) == ("nic:h3/eth0", None, True)
+    assert "on 2 connections, while 0 others that carry the same are normal" in found.reason
+    assert not found.ruled_out
+
+
 @pytest.mark.parametrize("of", [RING, MESH], ids=["ring", "mesh"])
 def test_two_slow_nics_are_both_named_and_neither_makes_the_other_doubtful(of: list[Pair]) -> None:
     both = find(of, at("h1/eth0", "h5/eth0"))

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from analyzer.straggler.memory import StragglerMemory
 from analyzer.straggler.operations import Operations
 from analyzer.straggler.reading import Flushes, StragglerFacts
-from analyzer.straggler.stragglers import StragglerMemory, StragglerOptions, find_stragglers
+from analyzer.straggler.stragglers import StragglerOptions, find_stragglers
 from analyzer.windows.jobs import Roster, build_roster
 from analyzer.windows.window import Context, Finding, Window
 from tests.analyzer.looking import MEMBER

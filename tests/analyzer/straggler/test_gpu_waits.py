@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from analyzer.straggler.gpu_waits import GpuWaits, read_gpu_waits
+from analyzer.straggler.memory import StragglerMemory
 from analyzer.straggler.reading import StragglerFacts
-from analyzer.straggler.stragglers import StragglerMemory, StragglerOptions, find_stragglers, is_slower
+from analyzer.straggler.stragglers import StragglerOptions, find_stragglers, is_slower
 from analyzer.windows.jobs import read_roster
 from analyzer.windows.window import Context, Finding, Window
 from lockstep.records import Collective, Comm, Transfer
@@ -30,9 +31,9 @@ def waited(ranks: int, late_ms: float, seed: int = 3, slow_senders: tuple[str, .
     process, operation = np.tile(np.arange(ranks), OPERATIONS), np.repeat(np.arange(OPERATIONS), ranks)
     own_ms = np.where(operation % 4 == 0, np.random.default_rng(seed).exponential(3.0, len(process)), 0.1)
     own_ms += np.where((operation % 4 == 0) & (process == 1), late_ms, 0.0)
-    facts = StragglerFacts(gpu_waits=together(process, operation, own_ms, 8.0))
+    facts = StragglerFacts(gpu_waits=together(process, operation, own_ms, 8.0), slow_senders=frozenset(slow_senders))
     where = context(Job(ranks, world(ranks), gpus_per_host=1).roster())
-    return find_stragglers(facts, StragglerMemory(), where, StragglerOptions(), frozenset(slow_senders))[0]
+    return find_stragglers(facts, StragglerMemory(), where, StragglerOptions())[0]
 
 
 def test_gpu_that_is_always_last_is_named_and_how_often_it_was() -> None:

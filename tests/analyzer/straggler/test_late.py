@@ -5,11 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 
+from analyzer.straggler.gpu_waits import PastWaits
+from analyzer.straggler.memory import SlowStep, StragglerMemory, StragglerSince
 from analyzer.straggler.operations import Operations
+from analyzer.straggler.own_past import OwnTimes
 from analyzer.straggler.reading import Flushes, StragglerFacts
 from analyzer.straggler.seconds import sum_seconds
 from analyzer.straggler.starving import StarvingOptions, find_starving
-from analyzer.straggler.stragglers import StragglerMemory, StragglerOptions, find_stragglers
+from analyzer.straggler.stragglers import StragglerOptions, find_stragglers
 from analyzer.windows.window import Finding
 from tests.analyzer.straggler.job import (
     MS,
@@ -336,6 +339,16 @@ def test_finding_says_since_when_and_keeps_saying_so_until_it_is_healed() -> Non
     assert (findings, memory.straggling_since) == ([], {})
 
 
+def test_who_was_late_is_confirmed_only_by_operations_that_were_not_seen_before() -> None:
+    """Three steps of 260 ms in which one rank is late, then three of 160 ms in which nobody is, all in one window."""
+    job = Job(16, world(16), host=lambda step, act, rank: 100.0 if rank == SLOW and step < 3 and act == 0 else 0.0)
+    facts, where = StragglerFacts(job.play()), context(job.roster())
+    for fresh_ms, is_stale in ((0, False), (300, False), (900, True)):
+        fresh = dataclasses.replace(where, fresh_ns=T0 + fresh_ms * MS)
+        (finding,) = find_stragglers(facts, StragglerMemory(), fresh, StragglerOptions())[0]
+        assert (finding.component, finding.is_stale) == ("host:h1", is_stale)
+
+
 def flushes(*us_per_step: float, steps: int = 1000, busy_ms: float = 500.0) -> Flushes:
     """Return hosts that took so many microseconds for each of their steps."""
     hosts = tuple(f"h{number}" for number in range(len(us_per_step)))
@@ -410,3 +423,21 @@ def test_rank_of_three_has_its_peers_also_where_a_window_cuts_one_of_them_off() 
     rows = job.play()
     cut = StragglerFacts(rows.take(~((rows.process == 1) & (rows.seq == rows.seq.max()))))
     assert [finding.component for finding in found(cut, job)] == ["gpu:h2/0"]
+
+
+def test_ranks_that_become_known_late_do_not_change_who_was_late() -> None:
+    """Numbers of processes follow their ranks: where rank 0 tells of itself last, all others move up by one."""
+    roster, first = (Job(ranks, world(ranks), gpus_per_host=1).roster() for ranks in (5, 4))
+    without = dataclasses.replace(first, world_rank_of=first.world_rank_of + 1)
+    since, own = StragglerSince(T0, T0 - SECOND), OwnTimes(T0, np.ones(4), np.ones(4), np.ones(4))
+    held, steps = PastWaits(held=frozenset({3})), (SlowStep(1, T0, 1.0),)
+    memory = StragglerMemory(slow_steps=steps, waits=held, own=(own,), straggling_since={2: since}, roster=without)
+    moved = memory.renumbered(roster)
+    assert (moved.slow_steps[0].process, moved.waits.held) == (2, frozenset({4}))
+    assert moved.straggling_since == {3: since}
+    assert (moved.own, memory.renumbered(without).own) == ((), (own,))
+    assert moved.renumbered(without).straggling_since == {2: since}
+    assert StragglerMemory(straggling_since={0: since}, roster=roster).renumbered(without).straggling_since == {}
+    nameless = (dataclasses.replace(each, world_rank_of=each.gpu_of * 0 - 1) for each in (first, roster))
+    one, other = (dataclasses.replace(each, host_of=each.host_of[:1].repeat(len(each))) for each in nameless)
+    assert StragglerMemory(straggling_since={0: since}, roster=one).renumbered(other).straggling_since == {}

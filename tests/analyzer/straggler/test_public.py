@@ -9,9 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from analyzer.straggler.excess import measure_excess
+from analyzer.straggler.memory import StragglerMemory
 from analyzer.straggler.operations import Operations
 from analyzer.straggler.reading import StragglerFacts
-from analyzer.straggler.stragglers import StragglerMemory, StragglerOptions, find_stragglers
+from analyzer.straggler.stragglers import StragglerOptions, find_stragglers
 from tests.analyzer.straggler.job import Act, Job, context
 
 # Who takes part: in a chain the stage next to this one, the replicas of a stage, or everybody.

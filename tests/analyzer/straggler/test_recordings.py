@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from analyzer.straggler.memory import StragglerMemory
 from analyzer.straggler.reading import read_straggler_facts
-from analyzer.straggler.stragglers import StragglerMemory, StragglerOptions, find_stragglers
+from analyzer.straggler.stragglers import StragglerOptions, find_stragglers
 from analyzer.windows.jobs import read_roster
 from analyzer.windows.window import Context, Window
 from importers.traces.callback_capture import import_callbacks

@@ -37,7 +37,8 @@ def matrix(hosts: int = 8, nics: int = 4, slow: tuple[int, int] | None = (3, 1))
     ratio = np.array([4.0 if end == slow else 1.0 for end in ends])
     ones = np.ones(len(ratio))
     return DelayMatrix(
-        *(pairs, frozenset({"ib"}), ratio, (ratio - 1) / 0.05, ratio > 2, 0.02 * ratio), 0 * ones, 9 * ones, ones
+        *(pairs, frozenset({"ib"}), ratio, (ratio - 1) / 0.05, ratio > 2, 0.02 * ratio),
+        *(0 * ones, 9 * ones, ones, ones < 1),
     )
 
 
