@@ -159,7 +159,7 @@ def _recall_usual(delays: Delays, taken: np.ndarray, log_delay: np.ndarray) -> t
     """Return the usual delay of each row, NaN without a past, and how much all of its sort changed.
 
     All changed as the median did, or on sockets as that of their ring did, where a slow pair holds up the others;
-    what takes no longer than its link needs has not changed, and is never learnt there.
+    what takes no longer than its link needs has not changed, and is never learnt though others of its kind are.
     Acknowledged bytes wait for nothing but their own way: what a fifth of the pairs did not take part in is no change
     of all.
     """
@@ -167,7 +167,9 @@ def _recall_usual(delays: Delays, taken: np.ndarray, log_delay: np.ndarray) -> t
     known = np.isfinite(log_delay)
     if not known.any():
         return usual, np.ones(len(usual))
-    changed, told = np.where(known, taken / usual, 1.0), known | (delays.follows & (taken <= delays.least))
+    is_learnt = np.bincount(delays.kind, weights=known, minlength=1)[delays.kind] > 0  # of its kind anything
+    told = known | (is_learnt & delays.follows & (taken <= delays.least))
+    changed = np.where(known, taken / usual, 1.0)
     median, least = np.quantile(changed[told], [0.5, _UNTOUCHED], method="lower")
     around = np.full(len(usual), float(median))
     around[told] = np.maximum(median_of(changed[told], delays.ring[told]), median)

@@ -31,7 +31,7 @@ def judged(
     operations: float | np.ndarray = 100.0,
     kind: int | np.ndarray = 0,
     crowd: float | np.ndarray = 1.0,
-    least: float = 0.0,
+    least: float | np.ndarray = 0.0,
     error: np.ndarray | None = None,
     follows: bool = False,
     sharers: float | np.ndarray = 1.0,
@@ -124,6 +124,13 @@ def test_wires_that_are_as_fast_as_their_links_show_that_the_ring_is_as_before()
     score = judged(now, past, least=1.0, follows=True)
     assert np.flatnonzero(score.slow).tolist() == [0]
     assert score.has_past[0]
+
+
+def test_wires_of_a_kind_of_which_nothing_was_learnt_show_no_ring_that_is_as_before() -> None:
+    """What is learnt has become four times as fast but for one, as when samples begin to come in larger pieces."""
+    now, past = np.array([2.0, *[0.5] * 7, *[1.0] * 12]), np.array([*[2.0] * 8, *[np.nan] * 12])
+    least, kind = np.repeat([0.1, 1.0], [8, 12]), np.repeat([0, 1], [8, 12])
+    assert np.flatnonzero(judged(now, past, least=least, kind=kind, follows=True).slow).tolist() == [0]
 
 
 @pytest.mark.parametrize(("follows", "expected"), [(False, [0]), (True, [])])
