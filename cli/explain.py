@@ -2,14 +2,14 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import typer
-from rich.markup import escape
 
 from cli.diagnose import diagnose_capture
 from cli.report import Described, print_report
@@ -42,7 +42,7 @@ def command(
     told: list[tuple[str, Described]] = []
     for title, capture in _captures(found):
         if not as_json:
-            out.rule(escape(title), align="left")
+            out.rule(title, align="left")
         described = diagnose_capture(capture)
         told.append((title, described))
         if not as_json:
@@ -50,7 +50,7 @@ def command(
             if described.incidents or not events:
                 print_report(out, described)
             for sentence in (*events, *_name_missing(capture)):
-                out.print(sentence, highlight=False, markup=False)
+                out.print(sentence, highlight=False)
     _name_unknown(found)
     if not told:
         raise BadInput("none of these files is a recording that Lockstep reads: see `lockstep import --help`")
@@ -61,24 +61,32 @@ def command(
         _write_pages(html, told)
 
 
-def _captures(found: Found) -> "list[tuple[str, Capture]]":
-    captures = [(str(path), read_capture(path)) for path in found.captures]
+def _captures(found: Found) -> list[tuple[str, Capture]]:
+    captures: list[tuple[str, Capture]] = []
     with progress_bar() as progress:
         files = [path for paths in found.recordings.values() for path in paths]
         task = progress.add_task("reading", total=sum(path.stat().st_size for path in files))
+        for path in found.captures:
+            with _telling():
+                captures.append((str(path), read_capture(path)))
         for (name, folder), paths in found.recordings.items():
-            try:
-                reading = FORMATS[name](paths, folder.name or name, lambda count: progress.advance(task, count))
+            with _telling():
+                job = folder.name or name
+                reading = FORMATS[name](paths, job, lambda count: progress.advance(task, count))
                 tables = reading.tables()
-                captures.append(
-                    (_title(name, folder, paths), Capture(describe(folder.name or name, tables), None, tables))
-                )
-            except LockstepError as error:  # of these files; the others are told all the same
-                err.print(f"{error}", style="red", highlight=False, markup=False)
-            else:
+                captures.append((_title(name, folder, paths), Capture(describe(job, tables), None, tables)))
                 for sentence in count_sentences(reading.unread):
-                    err.print(sentence, highlight=False, markup=False)
+                    err.print(sentence, highlight=False)
     return captures
+
+
+@contextmanager
+def _telling() -> Iterator[None]:
+    """Say what is wrong with some files; the others are told all the same."""
+    try:
+        yield
+    except (LockstepError, OSError) as error:
+        err.print(str(error), style="red", highlight=False)
 
 
 def _title(name: str, folder: Path, paths: Sequence[Path]) -> str:
@@ -119,7 +127,7 @@ def _name_unknown(found: Found) -> None:
     if found.unknown:
         names = ", ".join(str(path) for path in found.unknown[:_MOST_NAMED])
         more = f" and {len(found.unknown) - _MOST_NAMED} more" if len(found.unknown) > _MOST_NAMED else ""
-        err.print(f"not a recording that Lockstep reads: {names}{more}", highlight=False, markup=False)
+        err.print(f"not a recording that Lockstep reads: {names}{more}", highlight=False)
 
 
 def _as_json(title: str, described: Described) -> dict[str, Any]:  # Any: JSON

@@ -253,9 +253,8 @@ def find_standstill(
     unseen = np.where(lines.untimed & has_event, lines.enqueued, lines.done)
     begun = lines.enqueued if facts.is_dump else np.where(lines.untimed, unseen, lines.started)
     inside = (begun > lines.done) & still[lines.process]
-    still |= present & (
-        facts.now_ns - _halted(facts, options) >= patience
-    )  # whether others wait for it is their word
+    # Whether others wait for one that ended or was stopped is for those to show who are inside.
+    still |= present & (facts.now_ns - _halted(facts, options) >= patience)
     unsettled = (begun > lines.done) & (present & ~still)[lines.process] & (lines.seen_ns - lines.since_ns < patience)
     since_ns = int(moved_ns[lines.process[inside]].max(initial=0))
     return Standstill(present, still, inside, unsettled & (facts.interval_ns > 0), since_ns)

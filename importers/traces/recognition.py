@@ -65,12 +65,13 @@ def find_recordings(paths: Iterable[Path]) -> Found:
 
 
 def _walk(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield files, and folders that are captures; links below a folder are not followed."""
+    """Yield files, and folders that are captures; links below a folder are not followed, and pipes not read."""
     for path in paths:
         if not path.is_dir() or (path / "capture.json").is_file():
             yield path
         else:
-            yield from _walk(sorted(each for each in path.iterdir() if not each.is_symlink()))
+            below = (each for each in path.iterdir() if not each.is_symlink())
+            yield from _walk(sorted(each for each in below if each.is_dir() or each.is_file()))
 
 
 def _unpacked(head: bytes) -> bytes:

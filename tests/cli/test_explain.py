@@ -1,6 +1,7 @@
 """Files as they lie in a folder are told apart, and each run among them is judged; what is none is named."""
 
 import json
+import os
 import pickle
 from pathlib import Path
 
@@ -20,6 +21,8 @@ def lay_dumps(folder: Path) -> None:
 
 def test_each_run_is_judged_by_itself_and_what_is_missing_is_named(lockstep: Run, tmp_path: Path) -> None:
     lay_dumps(tmp_path / "night")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "broken.tar.zst").write_bytes(b"garbage")
     (tmp_path / "night" / "README").write_text("what happened")
     (tmp_path / "h3.json").write_text(json.dumps([component(event())]))
     (tmp_path / "bad_rank_0").write_bytes(pickle.dumps({"pg_config": 1}))
@@ -30,10 +33,13 @@ def test_each_run_is_judged_by_itself_and_what_is_missing_is_named(lockstep: Run
     assert "of 1 of 4 ranks there is no file here (rank 3)" in told.out
     assert "host:h3: " in told.out, "what a health daemon reported"
     assert f"{tmp_path / 'bad_rank_0'}: " in told.err
+    assert "broken.tar.zst" in told.err, "one bad capture keeps nothing else from being told"
     assert f"not a recording that Lockstep reads: {tmp_path / 'night' / 'README'}" in told.err
 
     page = tmp_path / "page.html"
-    told = lockstep("explain", tmp_path / "night", "--json", "--html", page)
+    (tmp_path / "night").rename(tmp_path / "[b]night")
+    assert f"{tmp_path}/[b]night: flight-recorder" in lockstep("explain", tmp_path / "[b]night").out
+    told = lockstep("explain", tmp_path / "[b]night", "--json", "--html", page)
     (run,) = json.loads(told.out)
     assert [verdict["component"] for verdict in run["verdicts"]] == ["host:rank-2"]
     assert "rank-2" in page.read_text()
