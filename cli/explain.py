@@ -67,10 +67,10 @@ def _captures(found: Found) -> list[tuple[str, Capture]]:
         files = [path for paths in found.recordings.values() for path in paths]
         task = progress.add_task("reading", total=sum(path.stat().st_size for path in files))
         for path in found.captures:
-            with _telling():
+            with _guarded():
                 captures.append((str(path), read_capture(path)))
         for (name, folder), paths in found.recordings.items():
-            with _telling():
+            with _guarded():
                 job = folder.name or name
                 reading = FORMATS[name](paths, job, lambda count: progress.advance(task, count))
                 tables = reading.tables()
@@ -81,7 +81,7 @@ def _captures(found: Found) -> list[tuple[str, Capture]]:
 
 
 @contextmanager
-def _telling() -> Iterator[None]:
+def _guarded() -> Iterator[None]:
     """Say what is wrong with some files; the others are told all the same."""
     try:
         yield
