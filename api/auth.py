@@ -97,7 +97,7 @@ _ALLOWS: dict[Scope, frozenset[Scope]] = {
 }
 _DOING: dict[Scope, str] = {
     "ingest": "sending telemetry",
-    "fabric": "telling of switches",
+    "fabric": "reporting on switches",
     "read": "reading",
     "act": "acting",
     "admin": "administering",

@@ -120,7 +120,7 @@ def _check_past(capture: Capture, now_ns: int) -> None:
         last_ns = max((pc.max(rows[column]).as_py() or 0 for column in timestamps), default=0)
         if last_ns > now_ns - _ALIVE_NS:
             raise BadInput(
-                f"{name} tells of {show_timestamp(last_ns)}, and a capture is taken once it is ten minutes old"
+                f"{name} reaches to {show_timestamp(last_ns)}, and a capture is taken once it is ten minutes old"
             )
 
 

@@ -83,7 +83,7 @@ def lasting_words(incident: Incident) -> str:
 def coverage_words(verdict: Verdict) -> str:
     """Return what share of the job was seen, where it was not all of it."""
     unseen = 1 - verdict.coverage
-    return "" if unseen < 0.005 else f"{100 * unseen:.0f} % of the job's hosts told nothing"
+    return "" if unseen < 0.005 else f"{100 * unseen:.0f} % of the job's hosts sent no telemetry"
 
 
 LEVELS = (1.15, 1.5, 2.5)  # times the normal delay, from which a cell is drawn darker

@@ -1,4 +1,4 @@
-"""lockstep testbed: a fabric of network namespaces on this machine, and scenarios told on it."""
+"""lockstep testbed: a fabric of network namespaces on this machine, and scenarios played on it."""
 
 import tempfile
 from contextlib import ExitStack
@@ -31,7 +31,7 @@ def up(
 
 @app.command("run")
 def run(
-    scenario: Annotated[str, typer.Argument(help="Scenario to tell; see `lockstep scenario list`.")],
+    scenario: Annotated[str, typer.Argument(help="Scenario to play; see `lockstep scenario list`.")],
     seed: Annotated[int, typer.Option(min=0, help="Seed of all noise.")] = 1,
     keep: Annotated[Path | None, typer.Option(help="New directory for logs, rings and state, which stays.")] = None,
     as_json: AsJson = False,
@@ -65,7 +65,7 @@ def loop(
 
 @app.command("down")
 def down(
-    name: Annotated[str | None, typer.Argument(help="Which fabric; all, when it is not told.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Which fabric; all, unless it is named.")] = None,
 ) -> None:
     """Remove fabrics that were left up, and whatever dead processes left."""
     gone = take_down(name)
@@ -78,7 +78,7 @@ def _print(outcome: Outcome, as_json: bool) -> None:
         out.print_json(
             data=summary
             | {
-                "heard": [_describe(outcome, verdict) for verdict in outcome.reported],
+                "reported": [_describe(outcome, verdict) for verdict in outcome.reported],
                 "incidents": list(outcome.incidents),
             }
         )
@@ -89,7 +89,7 @@ def _print(outcome: Outcome, as_json: bool) -> None:
     if first := outcome.first_right():
         after_s, steps = outcome.pace.seconds_until(first.at_ns), outcome.pace.steps_until(first.at_ns)
         usual = f"a step usually takes {outcome.pace.usual_s:.2f} s"
-        out.print(f"{first.component} was heard {after_s:.1f} s and {steps} steps after the fault; {usual}")
+        out.print(f"{first.component} was reported {after_s:.1f} s and {steps} steps after the fault; {usual}")
     out.print(f"{outcome.steps} steps; {'as expected' if outcome.is_right else 'not as expected'}")
 
 

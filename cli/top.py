@@ -70,7 +70,7 @@ def picture_overview(overview: Overview) -> RenderableType:
         _section(f"Incidents, {len(overview.incidents)} open", _picture_incidents(overview)),
         _section(f"Decisions, {len(overview.waiting)} approvals pending", _picture_waiting(overview)),
         _section(f"Jobs, {len(overview.jobs)} running", _picture_jobs(overview.jobs)),
-        _section(f"Agents, {overview.agents} heard, {len(overview.ailing)} not well", _picture_agents(overview)),
+        _section(f"Agents, {overview.agents} reporting, {len(overview.ailing)} not well", _picture_agents(overview)),
     )
 
 
@@ -133,7 +133,7 @@ def _picture_jobs(jobs: tuple[JobTrend, ...]) -> Picture:
 
 
 def _picture_agents(overview: Overview) -> Picture:
-    picture = Picture("host", "release", "last heard", "behind", "rows lost", "waiting", "", box=None)
+    picture = Picture("host", "release", "last seen", "behind", "rows lost", "waiting", "", box=None)
     for agent in overview.ailing[:_MOST_AGENTS]:
         seen_s = max(overview.at_ns - agent.last_seen_ns, 0) // NS_PER_S
         lost = f"{agent.dropped} ({agent.dropped_lately} lately)"

@@ -40,9 +40,9 @@ def import_command(
     ] = None,
     host: Annotated[str | None, typer.Option(help="Node that the one file is of, where its name is another.")] = None,
     routing: Annotated[
-        Routing | None, typer.Option(help="How switches choose among equal ways, which few formats tell.")
+        Routing | None, typer.Option(help="How switches choose among equal paths, which few formats say.")
     ] = None,
-    gbps: Annotated[float, typer.Option(help="Rate of links for which none is told.")] = JoinOptions().gbps,
+    gbps: Annotated[float, typer.Option(help="Rate of links for which none is known.")] = JoinOptions().gbps,
     as_json: AsJson = False,
 ) -> None:
     """Turn other tools' descriptions of a fabric into a topology.json, and say what had to be assumed."""

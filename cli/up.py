@@ -72,7 +72,7 @@ def command(
     context: typer.Context,
     demo: Annotated[bool, typer.Option("--demo", help="Add a simulated cluster in which a NIC turns slow.")] = False,
     scenario: Annotated[
-        str, typer.Option(help="Which scenario the demo tells; see `lockstep scenario list`.")
+        str, typer.Option(help="Which scenario the demo plays; see `lockstep scenario list`.")
     ] = "nic-half-speed",
 ) -> None:
     """Run everything in one process until Ctrl-C: store, gateway, API, analyzer and planner."""
@@ -130,6 +130,6 @@ def _announce(incident: Incident, now_ns: int) -> None:
             Text.assemble(
                 f"{clock_time} {verdict.fault_class} ",
                 (verdict.component, "bold red"),
-                f" ({verdict.confidence:.2f}, told {seconds:.1f} s after it began): {verdict.reason}",
+                f" ({verdict.confidence:.2f}, reported {seconds:.1f} s after it began): {verdict.reason}",
             )
         )

@@ -1,4 +1,4 @@
-"""Who is told when something happens: receivers of alerts, and the section [alerts] of the settings file."""
+"""Who is alerted when something happens: receivers of alerts, and the section [alerts] of the settings file."""
 
 import base64
 import binascii
@@ -61,13 +61,13 @@ class Target(Section):
     sender: Address | None = Field(None, description="mail: from whom it comes")
     recipients: tuple[Address, ...] = Field((), max_length=50, description="mail: who gets it")
     events: tuple[Family, ...] = Field(
-        ("incident", "decision", "action", "lockstep"), description="what it is told about"
+        ("incident", "decision", "action", "lockstep"), description="what is sent to it"
     )
     grades: tuple[Grade, ...] = Field(
-        ("isolate", "alert"), description="incidents it is told about; critical ones come whatever their grade"
+        ("isolate", "alert"), description="incidents sent to it; critical ones come whatever their grade"
     )
     severities: tuple[Severity, ...] = Field(
-        ("critical", "warning", "info"), description="incidents it is told about, by what they do to the job"
+        ("critical", "warning", "info"), description="incidents sent to it, by what they do to the job"
     )
     jobs: tuple[str, ...] = Field((), max_length=100, description="patterns such as llama-*; empty: all jobs")
     watchdog: bool = Field(
@@ -109,7 +109,7 @@ class Target(Section):
 
 
 class AlertSettings(Section):
-    """Who is told when something happens; receivers made through the API come on top."""
+    """Who is alerted when something happens; receivers made through the API come on top."""
 
     targets: tuple[Target, ...] = Field((), max_length=MOST_TARGETS, description="receivers: [[alerts.targets]]")
     allow: tuple[Allowed, ...] = Field(

@@ -45,7 +45,7 @@ NOT_SETTINGS = {
     "LOCKSTEP_PLUGIN": "the plugin, for commands that play recordings through it",
     "LOCKSTEP_PATHS_FILE": "where path_shim reads planned source ports",
     "LOCKSTEP_PATHS_AGENT": "socket of the agent that path_shim asks for ports not known beforehand",
-    "LOCKSTEP_PATHS_REPORT_DIR": "where path_shim tells which connections kept to the plan",
+    "LOCKSTEP_PATHS_REPORT_DIR": "where path_shim reports which connections kept to the plan",
     "LOCKSTEP_RUN_REPORT": "where `lockstep run` says how its command ended",
     "LOCKSTEP_PUBLIC_DATA": "third-party data for tests",
     "LOCKSTEP_RESUME_FROM": "checkpoint from which a restarted job resumes, for the job",

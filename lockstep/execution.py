@@ -33,7 +33,7 @@ class Order(Frozen):
 class PartIdentity(Frozen):
     """By what the maker knows a part."""
 
-    uuid: str | None = Field(None, max_length=100, description="such as NVML tells of a GPU")
+    uuid: str | None = Field(None, max_length=100, description="such as NVML shows of a GPU")
     serial: str | None = Field(None, max_length=100)
     ticket: str | None = Field(None, max_length=100, description="the maker's or the site's number of the case")
 

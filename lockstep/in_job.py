@@ -66,9 +66,7 @@ class Announcement(Frozen):
     replicas: int = Field(ge=1, description="when it is whole")
     stages: int = Field(1, ge=1, description="of each replica's pipeline")
     micro_batches: int = Field(ge=1, description="of a step, over all replicas")
-    speed_after: float | None = Field(
-        None, description="share of its speed without one process; None: it cannot tell"
-    )
+    speed_after: float | None = Field(None, description="share of its speed without one process; None: unknown")
 
 
 class Order(Frozen):

@@ -13,7 +13,7 @@ class PluginSummary(Frozen):
     """The plugins of a host; where one figure stands for all, it is the worst."""
 
     levels: dict[str, int] = Field(description="processes that record, by what: operations, transfers, steps")
-    silent: int = Field(ge=0, description="processes that their launcher started and no plugin tells of")
+    silent: int = Field(ge=0, description="processes that their launcher started and no plugin reports")
     lowered: int = Field(ge=0, description="processes that record less than asked for, because of what it costs")
     callback_ppm: int = Field(ge=0, description="time in callbacks on the busiest thread, in millionths")
     paid_ppm: int = Field(description="what a job pays by its own pace, in millionths of its time; 0: not measured")

@@ -259,7 +259,7 @@ class Step(JobRecord):
     step: Annotated[U64, "number of the step"]
     start_ns: Annotated[Timestamp, "begin of the step"]
     end_ns: Annotated[Timestamp, "end of the step"]
-    source: Annotated[Literal["period", "told"], "found by the analyzer from the traffic, or told in-band"]
+    source: Annotated[Literal["period", "told"], "found by the analyzer from the traffic, or reported in-band"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,7 +275,7 @@ class Agent(HostRecord):
     plugin_cost_ns: Annotated[Duration | None, "time the plugins on the host spent in callbacks since their start"]
     ended: Annotated[Flag | None, "whether it stops in order, and this is its last word"] = None
     gateway: Annotated[Text | None, "address of the gateway that it sends to"] = None
-    stalled: Annotated[Counters, "UNIX time in ns up to which each source told all that gives no readings now"] = (
+    stalled: Annotated[Counters, "UNIX time in ns up to which each source without readings now had given all"] = (
         field(default_factory=dict)
     )
 
@@ -377,7 +377,7 @@ class Event(HostRecord):
     severity: Annotated[Text, "info, warning, error or critical"]
     message: Annotated[Text, "the original line or a sentence, for people: programs read the other columns"]
     rank: Annotated[U32 | None, "rank in the whole job of the process it is about"] = None
-    pid: Annotated[U32 | None, "process id, on the host or in the namespace of who told it"] = None
+    pid: Annotated[U32 | None, "process id, on the host or in the namespace of who reported it"] = None
     signal: Annotated[U8 | None, "number of the signal that ended the process"] = None
     exit_code: Annotated[I32 | None, "exit code of the process, where no signal ended it"] = None
     detail: Annotated[Text | None, "what else a program may need, as JSON: blame and code of an XID"] = None

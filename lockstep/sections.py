@@ -74,7 +74,7 @@ class ControlSettings(Section):
 class ApiSettings(Section):
     """What people and programs talk to."""
 
-    listen: Listen = Field("127.0.0.1:8642", description="address to serve on; loopback unless told otherwise")
+    listen: Listen = Field("127.0.0.1:8642", description="address to serve on; loopback unless set otherwise")
     open_reads: bool = Field(False, description="let anyone who reaches the port read without a token")
     open_metrics: bool = Field(False, description="let scrapers on this machine read /metrics without a token")
     tls_cert: Path | None = Field(None, description="file with the certificate and its chain; None: plain HTTP")
@@ -117,7 +117,7 @@ class GatewaySettings(Section):
 
     max_batch_mb: int = Field(8, ge=1, le=256, description="largest batch as it arrives")
     max_rows: int = Field(500_000, ge=1, description="most rows in one batch")
-    max_backlog_mb: int = Field(4096, ge=16, description="log on disk beyond which agents are told to wait")
+    max_backlog_mb: int = Field(4096, ge=16, description="log on disk beyond which agents are asked to wait")
     segment_s: float = Field(
         1.0,
         gt=0,
@@ -155,7 +155,7 @@ class CollectorSettings(Section):
         None, description="where path_shim reads planned ports, such as /run/lockstep/paths/plan; None: no plan"
     )
     paths_reports: Path = Field(
-        Path("/run/lockstep/paths/reports"), description="where path_shim tells which connections kept to the plan"
+        Path("/run/lockstep/paths/reports"), description="where path_shim reports which connections kept to the plan"
     )
     paths_agent: str = Field(
         "/run/lockstep/paths/agent",
@@ -221,7 +221,7 @@ class PlannerSettings(Section):
         "beside one of them (docs/training.md)",
     )
     controller_options: dict[str, Any] = Field(
-        default_factory=dict, description='what the controller is told, such as {"timeout_s": 10}'
+        default_factory=dict, description='options of the controller, such as {"timeout_s": 10}'
     )  # Any: each controller has its own, and checks them
     modes: dict[Action, Mode] = Field(
         default_factory=dict, description='what may be done automatically: {"replace": "propose"}; else only observed'

@@ -101,7 +101,7 @@ class JobFacts:
         if nodes not in self.throughput or not self.throughput.get(len(self.nodes)):
             how = "in proportion to the nodes"
         elif not self.is_in_gpus:
-            how = "told by the settings"
+            how = "set in the settings"
         else:
             how = "measured" if nodes in self.measured else "by a model"
         return f"at {self.speed_on(nodes):.0%} of its speed ({how})"

@@ -144,7 +144,7 @@ def _reattempt(context: Context) -> _Recovery:
         return _unavailable("a slow part is not cured by trying again")
     cluster = context.cluster
     if not cluster.can_restart:
-        return _unavailable("no job controller is set that could tell the job to")
+        return _unavailable("no job controller is set that could have the job try again")
     if "reattempt" not in cluster.acts:
         return _unavailable(f"{cluster.controller or 'the controller'} cannot let a job try again in place")
     risk = _RISK_ON_BAD_HARDWARE if context.verdict.grade == "isolate" else _RISK_OF_REATTEMPT

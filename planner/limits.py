@@ -89,7 +89,7 @@ def _find_objections(
     """Yield what speaks against any action: strange hosts, a no, too many restarts, a checkpoint not to be had."""
     if strangers := context.job.strangers:
         who = ", ".join(strangers[:_MOST_NAMED])
-        yield f"{who} tells of {context.job.job}, and the controller has it on other nodes"
+        yield f"{who} reports on {context.job.job}, and the controller has it on other nodes"
     for decision in constraints.undone:  # a no counts on the same node, whatever its part, and to the same act
         is_same_node = any(part.node in context.nodes for part in decision.isolate)
         is_same_act = decision.incident == incident.id and decision.action == action

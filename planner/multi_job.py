@@ -158,7 +158,7 @@ def _say(part: Part, cause: Cause, timing: Timing) -> str:
     moved = plan.placement.given_up if part.gives else plan.placement.taken
     what = f"{job.job} {'gives' if part.gives else 'gets back'} {', '.join(moved) or 'nodes'}"
     seen = "measured" if plan.is_measured else "by a model"
-    work = f"{plan.before} -> {plan.after} nodes, {change:+.0%} of its work ({seen}; {job.throughput_from or 'told'})"
+    work = f"{plan.before} -> {plan.after} nodes, {change:+.0%} of its work ({seen}; {job.throughput_from or 'set'})"
     begin = f"{cause.trigger}: " if cause.trigger else ""
     return f"{begin}{what}, {work}; {cause.allocation.reason}; {timing.reason}"
 

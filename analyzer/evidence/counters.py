@@ -37,7 +37,7 @@ _NIC_RULES = (
     _NicRule("tx_drops", "tx", 1.5, 0.5, "dropped frames before sending them"),
     _NicRule("extra['qdisc_drops']", "tx", 1.5, 0.5, "dropped packets in front of the NIC, which is full"),
     # It waits for credits or was told to pause: what slows it is further on.
-    _NicRule("extra['port_xmit_wait']", "tx", -1.0, -1.0, "was told to pause by what it sends to"),
+    _NicRule("extra['port_xmit_wait']", "tx", -1.0, -1.0, "was asked to pause by what it sends to"),
     # Something on the way loses packets; that it is this NIC is one possibility of several.
     _NicRule("retrans", "tx", 0.3, 0.3, "sent packets again"),
 )
@@ -169,9 +169,9 @@ _PORT_RULES = (
     # What overflows is the queue towards something slower than the traffic; congestion does that, too.
     _PortRule("drops", False, 1.0, 1.0, "dropped frames"),
     # A NIC that tells its switch to pause takes slowly; a switch that does so only passes on what it was told.
-    _PortRule("pause_rx", False, 0.0, 2.0, "was told to pause"),
+    _PortRule("pause_rx", False, 0.0, 2.0, "was asked to pause"),
     # A NIC that is told to pause would send faster: it is not what is slow.
-    _PortRule("pause_tx", True, 0.0, -1.0, "told the other end to pause"),
+    _PortRule("pause_tx", True, 0.0, -1.0, "asked the other end to pause"),
 )
 _SWITCH = 1.5  # a switch of which most ports are in trouble; a cable has only one at each end
 _FEWEST_PORTS = 3

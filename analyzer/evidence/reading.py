@@ -83,7 +83,7 @@ def judge_events(rows: pa.Table) -> Iterator[Observation]:
         is_application = json.loads(row["detail"] or "{}").get("blame") == "application"  # leaves the GPU healthy
         if weight and not is_application:
             fields = {name: row[name] for name in ("ts_ns", "host", "source", "severity", "message")}
-            what = f"{row['source']} told of {kind}"
+            what = f"{row['source']} reported {kind}"
             yield Observation(component, weight, {"kind": "event", "event": kind, **fields, "what": what})
 
 

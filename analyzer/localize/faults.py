@@ -46,7 +46,7 @@ def report_inner(fault: Fault, inner: InnerMatrix, evidence: Evidence) -> Findin
     seen = evidence.describe(fault.component, fault.side)[:_OBSERVATIONS_SHOWN]
     slow = np.flatnonzero(fault.members).tolist()
     times = float(np.median(inner.ratio[slow]))
-    doubt = f"; which of {', '.join(fault.ambiguous_with)} it is cannot be told" if fault.ambiguous_with else ""
+    doubt = f"; which of {', '.join(fault.ambiguous_with)} it is cannot be said" if fault.ambiguous_with else ""
     return Finding(
         fault_class="comm_slow",
         component=fault.component,

@@ -173,7 +173,7 @@ def _say(slowdown: Slowdown, job: str) -> Stretch:
         fault_class="global_slow",
         component=f"job:{job}",
         likelihood=LIKELIHOOD,
-        reason=f"{_describe_pace(slowdown)}; step times alone do not tell which part is slow",
+        reason=f"{_describe_pace(slowdown)}; step times alone do not show which part is slow",
         evidence=(
             {
                 "kind": "step_times",

@@ -25,7 +25,7 @@ def check_bounds(name: str, rows: pa.Table, now_ns: int, fabric_hosts: Collectio
     if name == "events":
         _check_whose(rows, fabric_hosts)
     elif name == "fabric_counters" and (strange := set(pc.unique(rows["host"]).to_pylist()) - set(fabric_hosts)):
-        problem = f"fabric_counters: {min(strange)} tells of switches, which needs a token of scope fabric"
+        problem = f"fabric_counters: {min(strange)} reports on switches, which needs a token of scope fabric"
         raise BadBatch(problem, slug="wrong-scope", status=403)
 
 
@@ -37,7 +37,7 @@ def _check_whose(rows: pa.Table, fabric_hosts: Collection[str]) -> None:
     told = rows.group_by(["host", "component"], use_threads=False).aggregate([])
     for host, component in zip(told["host"].to_pylist(), told["component"].to_pylist(), strict=True):
         if host not in fabric_hosts and not lies_on(component, host):
-            raise BadBatch(f"events: {host} tells of {component[:80]!r}, which is not its own", slug="wrong-host")
+            raise BadBatch(f"events: {host} reports on {component[:80]!r}, which is not its own", slug="wrong-host")
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Tally:
             elif subject not in seen:
                 # Taken in another minute, unless it is too much by itself: agents drop what has status 400.
                 status = 429 if (host, what) in told_before else 400
-                problem = f"{host} tells of more than {most} {what} in a minute"
+                problem = f"{host} reports more than {most} {what} in a minute"
                 over[host] = BadBatch(problem, slug="too-many", status=status)
         return over
 

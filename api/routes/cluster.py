@@ -31,7 +31,7 @@ _HOUR_S = 3600
 
 @router.get("/agents", tags=["hosts"], summary="List agents")
 def agents(parts: Held, page: Paged, since_s: SinceS = _HOUR_S) -> Page[AgentView]:
-    """Return the collectors that were heard of, by host, with version, lag and what each lost."""
+    """Return the collectors that were seen, by host, with version, lag and what each lost."""
     after = page.after(str)
     found = list_agents(parts.store, parts.second_ns(), page.limit + 1, after, since_s)
     return page.cut(found, lambda each: (each.host,))
@@ -78,7 +78,7 @@ def parts(
     kind: PartKind | None = None,
     flagged: Annotated[bool, Query(description="only parts with a flag, such as one that was sent back")] = False,
 ) -> Page[PartSummary]:
-    """Return every part that was named, isolated, confirmed or told of with an error in the last 90 days, by name."""
+    """Return every part that was named, isolated, confirmed or with an error in the last 90 days, by name."""
     after = page.after(str)
     found = list_parts(services.store, services.control, services.second_ns(), kind)
     wanted = [each for each in found if each.flags or not flagged]

@@ -79,7 +79,7 @@ async def incidents(
 ) -> Response:
     """Return incidents with their newest verdicts; `next` and the Link header lead to older ones.
 
-    A Lockstep-Analysis header tells how far behind the analysis is, where it is: then not all is judged yet.
+    A Lockstep-Analysis header says how far behind the analysis is, where it is: then not all is judged yet.
     """
     after = read_cursor(cursor, int, str)
     wanted = IncidentFilter(job=job, state=state, fault_class=fault_class, component=component)

@@ -145,7 +145,7 @@ class Accepted(Frozen):
     events: int = Field(ge=0, description="events that are safe, those accepted before among them")
     too_young: int = Field(0, ge=0, description="events to send again later, because their second may not be over")
     left_out: int = Field(
-        0, ge=0, description="events that tell no time, one in the future, or a name with control characters"
+        0, ge=0, description="events without a time, with one in the future, or a name with control characters"
     )
 
 
@@ -221,7 +221,7 @@ async def take_alerts(request: Request, token: Agent) -> Accepted:
 async def take_gpud(request: Request, token: Agent, host: str | None = None) -> Accepted:
     """Take an answer of a host's gpud (/v1/events or /v1/states); each event or bad state becomes an event.
 
-    gpud tells when it is asked, so ask it on every host each minute, with the token of the host's collector:
+    gpud answers when it is asked, so ask it on every host each minute, with the token of the host's collector:
 
         curl -sk https://localhost:15132/v1/events |
           curl -sf -H "Authorization: Bearer $TOKEN" --data-binary @- http://HEAD:8642/api/v1/intake/gpud
@@ -246,7 +246,7 @@ async def _accept(parts: Parts, token: Token, source: str, statements: list[Stat
     for statement in statements:
         _check_allowed(token, source, statement.host)
     if len(statements) > BOUNDS.statements or len({each.subject for each in statements}) > BOUNDS.subjects:
-        raise BadBatch(f"a request may tell of {BOUNDS.subjects} things", slug="too-large", status=413)
+        raise BadBatch(f"a request may have events of {BOUNDS.subjects} things", slug="too-large", status=413)
     now_ns = parts.clock.now_ns()
     credible = [each for each in statements if each.ts_ns <= now_ns + BOUNDS.ahead_ns and _is_readable(each)]
     entries = await run_in_threadpool(lambda: [_entry(source, statement, now_ns) for statement in credible])
@@ -278,7 +278,7 @@ def _check_allowed(token: Token, source: str, host: str) -> None:
     """Refuse news about a host that the token is not for."""
     if token.host not in (_intake_name(source), host):
         problem = (
-            f"this token is for {token.host}, the news is about {host}; one for {_intake_name(source)} may tell it"
+            f"this token is for {token.host}, the event is about {host}; one for {_intake_name(source)} may send it"
         )
         raise NotAllowed(problem, slug="wrong-host", status=403)
 

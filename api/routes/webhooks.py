@@ -89,7 +89,7 @@ def targets(parts: Held) -> Page[TargetView]:
 
 @router.post("", status_code=201)
 def create(parts: Held, target: Target, admin: Admin, why: Why = "") -> TargetView:
-    """Make a receiver; from now on it is told what is open and what follows."""
+    """Make a receiver; from now on it gets what is open and what follows."""
     _check_made_here(target)
     if target.name in {each.name for each in parts.settings.alerts.targets}:
         raise BadInput(f"there is a target {target.name!r} in the settings already")

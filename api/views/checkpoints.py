@@ -38,7 +38,7 @@ class Checkpoints(Page[ShownCheckpoint]):
     job: str
     folder: str
     back_to: Return | None = Field(None, description="None: no checkpoint is verified to be complete")
-    next_save_s: float | None = Field(None, description="until the next is expected; None: nothing tells")
+    next_save_s: float | None = Field(None, description="until the next is expected; None: unknown")
     remarks: tuple[str, ...] = ()
 
 

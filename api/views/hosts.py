@@ -46,11 +46,11 @@ _PLUGIN_NS = 30 * NS_PER_S  # rows of a rank that lives come every ten seconds
 
 
 class AgentView(Frozen):
-    """The collector of a host, as its last heartbeat tells it."""
+    """The collector of a host, as of its last heartbeat."""
 
     host: str
     version: str
-    is_silent: bool = Field(description="whether nothing was heard for 15 s, though it has not said that it ends")
+    is_silent: bool = Field(description="whether nothing came for 15 s, though it has not said that it ends")
     has_ended: bool = Field(False, description="whether it was stopped in order, and said so")
     gateway: str | None = Field(None, description="address of the gateway that it sends to")
     missing: tuple[str, ...] = Field((), description="sources without readings and since when, a sentence each")
@@ -244,7 +244,7 @@ _ALIVE_NS = 120 * 10**9  # as long as the analyzer looks back for signs of life
 
 
 class HostView(Frozen):
-    """A host of the topology, or one whose collector was heard."""
+    """A host of the topology, or one whose collector was seen."""
 
     host: str
     rack: str | None = None
@@ -252,7 +252,7 @@ class HostView(Frozen):
     gpus: int | None = Field(None, description="in the topology; None: it is not there")
     nics: int | None = None
     jobs: tuple[str, ...] = Field((), description="that run there now")
-    agent: AgentView | None = Field(None, description="its collector; None: not heard of lately")
+    agent: AgentView | None = Field(None, description="its collector; None: not seen lately")
     isolated: Isolated | None = Field(None, description="how far it is on its way back, while it is out of service")
     incidents: tuple[str, ...] = Field((), description="ids of open incidents that name a part of it")
 
@@ -294,7 +294,7 @@ def find_host(
     """Return one host with its devices, or raise NotPresent."""
     found = next((each for each in list_hosts(store, control, topology, now_ns) if each.host == host), None)
     if found is None:
-        raise NotPresent(f"no host {host!r} is in the topology or was heard of in the last hour")
+        raise NotPresent(f"no host {host!r} is in the topology or was seen in the last hour")
     return HostDetail(
         **dict(found),
         gpu_readings=tuple(list_gpus(store, now_ns, _MOST_DEVICES, host=host)),

@@ -63,7 +63,7 @@ class Job(Frozen):
     attempt: int = Field(ge=0)
     condition: Condition
     because: str = Field("", description="the sentence of the verdict behind the condition; empty: there is none")
-    ranks: int = Field(ge=0, description="of its largest communicator, heard of or not")
+    ranks: int = Field(ge=0, description="of its largest communicator, seen or not")
     hosts: int = Field(ge=0)
     nccl_version: str | None = None
     first_ns: int = Field(ge=0, description="first sign of life")
@@ -207,8 +207,8 @@ class TrainingStep(Frozen):
     start_at: str | None = None
     step_s: float = Field(ge=0, description="of the slowest rank, in seconds")
     slowest_rank: int = Field(ge=0)
-    ranks: int = Field(ge=0, description="that tell of this step")
-    source: str = Field(description="told: by the job itself; period: found in its traffic")
+    ranks: int = Field(ge=0, description="that report this step")
+    source: str = Field(description="told: reported by the job itself; period: found in its traffic")
 
 
 def list_steps(store: Store, job: str, limit: int, after: SortKey | None = None) -> list[TrainingStep]:

@@ -37,8 +37,8 @@ class PartSummary(Frozen):
     confirmed: int = Field(ge=0, description="times that somebody confirmed its fault")
     cleared: int = Field(ge=0, description="incidents that named it and were confirmed to be wrong")
     isolations: int = Field(ge=0)
-    severe_events: int = Field(ge=0, description="errors that hosts told of it")
-    last_ns: int = Field(ge=0, description="when it was last told of")
+    severe_events: int = Field(ge=0, description="errors that hosts reported of it")
+    last_ns: int = Field(ge=0, description="when it was last reported")
     last_at: str | None = None
     flags: tuple[str, ...] = Field((), description="sentences: sent back and here again, moved, faulty again")
 
@@ -60,7 +60,7 @@ class PartIncident(Frozen):
 
 
 class PartEvent(Frozen):
-    """Something that a host told of a part."""
+    """Something that a host reported of a part."""
 
     ts_ns: int
     at: str | None = None

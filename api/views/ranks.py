@@ -67,7 +67,7 @@ class Communicator(Frozen):
     comm: str = Field(description="id, a number of 64 bits in decimal: too large for numbers of JavaScript")
     name: str
     ranks: int = Field(ge=0)
-    known_ranks: int = Field(ge=0, description="ranks that have told of themselves")
+    known_ranks: int = Field(ge=0, description="ranks that have reported")
     nodes: int | None = None
     hosts: int = Field(ge=0)
     detail: str

@@ -36,7 +36,7 @@ from lockstep.records import Direction, Transport
 
 _log = structlog.get_logger("connections")
 
-_INCOMPLETE = "the kernel does not tell all of connections"
+_INCOMPLETE = "the kernel does not show all of connections"
 _MOST_NAMESPACES = 64  # looked into at a time; a host has a handful of jobs
 BULK_BYTES = 65_536  # sent between two looks; keepalives and rendezvous stay far below
 _CHOSEN_PORTS = range(32_768, 61_000)  # ip(7): the kernel's default for ports that nobody asked for

@@ -80,7 +80,7 @@ class ProcConnector:
         try:
             self._send(_LISTEN)
             if not self._is_granted():
-                raise OSError(errno.EPERM, "no answer; it tells only the host's own namespaces")
+                raise OSError(errno.EPERM, "no answer; it reports only to the host's own namespaces")
         except OSError as error:
             self.close()
             raise NotPresent(f"the kernel does not report exits to us: {error.strerror or error}") from None

@@ -129,7 +129,7 @@ def read_kernel_clock() -> KernelClock:
     if not hasattr(libc, "adjtimex"):
         raise NotPresent("this system's C library has no adjtimex")
     if libc.adjtimex(ctypes.byref(state)) < 0:
-        raise NotPresent(f"the kernel does not tell the state of its clock: {os.strerror(ctypes.get_errno())}")
+        raise NotPresent(f"the kernel does not show the state of its clock: {os.strerror(ctypes.get_errno())}")
     return decode(state.status, state.offset, state.maxerror)
 
 

@@ -83,7 +83,7 @@ class ClocksSource(PlainSource):
         except NotPresent as absence:
             if not self._comparing:
                 raise NotPresent(f"{absence}; {self._absence}") from absence
-            self._problems.note("the kernel tells nothing of its clock", str(absence), "reason")
+            self._problems.note("the kernel says nothing of its clock", str(absence), "reason")
         else:
             rows += self._kernel_row(kernel, now_ns)
             events += self._watch(kernel, now_ns)

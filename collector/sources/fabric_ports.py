@@ -161,7 +161,7 @@ class PortScan:
         ports = self.ports.values()
         missing = ["up"] if any(port.up is None for port in ports) else []
         missing += [name for name in _MUST_HAVE if any(_count(port, name) is None for port in ports)]
-        lacking = f"{len(self.ports) - rows} ports give no row, because nothing tells {', '.join(missing)}"
+        lacking = f"{len(self.ports) - rows} ports give no row, because nothing says {', '.join(missing)}"
         sentences = [
             "it serves nothing that the profile knows" if not self.ports else "",
             lacking if missing else "",

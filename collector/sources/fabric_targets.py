@@ -221,6 +221,6 @@ def _refuse_what_cannot_work(targets: list[Target], profiles: dict[str, Profile]
         if profile is None:
             complaints.append(f"{target.url}: there is no profile {target.profile!r}; known: {', '.join(profiles)}")
         elif not profile.switch and not target.switch:
-            complaints.append(f"{target.url}: profile {profile.name} does not tell the switch, so the target must")
+            complaints.append(f"{target.url}: profile {profile.name} does not name the switch, so the target must")
     if complaints:
         raise BadSettings(complaints)

@@ -198,7 +198,7 @@ def _add_size(reading: Reading, run: Run, found: re.Match[str], location: _Locat
 
 def _first_host(run: Run, location: _Location) -> str:
     if not run.devices:
-        raise location.refuse("nothing above it tells on which devices the test ran")
+        raise location.refuse("nothing above it says on which devices the test ran")
     return run.devices[0].host
 
 

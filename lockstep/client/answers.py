@@ -42,7 +42,7 @@ class TrainingStep(Frozen):
 
 
 class AgentView(Frozen):
-    """The collector of a host, as its last heartbeat tells it."""
+    """The collector of a host, as of its last heartbeat."""
 
     host: str
     version: str

@@ -20,7 +20,7 @@ _DOCUMENTS = select(ALERT_TARGETS.c.id, ALERT_TARGETS.c.document).order_by(ALERT
 class Health(Frozen):
     """How a receiver answers."""
 
-    since_ns: int = Field(description="since when it is known; what ended before is not told to it")
+    since_ns: int = Field(description="since when it is known; what ended before is not sent to it")
     last_success_ns: int | None = None
     last_failure_ns: int | None = None
     failures_in_row: int = 0

@@ -60,7 +60,7 @@ def find_rates(runs: Sequence[Run], troubled: Sequence[Stretch], known: Known, h
     """
     if known.throughput:
         counts = ", ".join(map(str, sorted(known.throughput)))
-        return Rates(dict(known.throughput), is_configured=True, reason=f"told by the settings for {counts} nodes")
+        return Rates(dict(known.throughput), is_configured=True, reason=f"set in the settings for {counts} nodes")
     samples = [sample for run in runs for sample in find_pace(run, troubled)]
     most = max([held, *(run.nodes for run in runs)], default=0)
     gpus_each = max(gpus // held if held else 0, *(run.gpus // run.nodes for run in runs if run.nodes), 1)

@@ -50,7 +50,7 @@ class Checkpoint(Frozen):
 
     path: str
     format: Format
-    step: int | None = Field(None, ge=0, description="training step, from its state or its name; None: not told")
+    step: int | None = Field(None, ge=0, description="training step, from its state or its name; None: unknown")
     layout: SavedLayout = SavedLayout()
     state: State
     reason: str = Field(description="one sentence: how it was verified, or what is wrong")
@@ -60,7 +60,7 @@ class Checkpoint(Frozen):
     source: Source = "remote"
     moves: Moves = Field("never", description="which other layouts can load it")
     moves_because: str = Field("", description="one sentence about `moves`")
-    convert_flags: tuple[str, ...] = Field((), description="what DeepSpeed's converter must be told besides folders")
+    convert_flags: tuple[str, ...] = Field((), description="flags that DeepSpeed's converter needs besides folders")
     experts: int | None = Field(None, ge=1, description="experts per layer, which must divide by the target's ep")
 
     def age_s(self, now_ns: int) -> float:

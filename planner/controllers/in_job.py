@@ -138,7 +138,7 @@ class InJobController:
         if announced is None or order.act not in announced.can:
             return Report("refused", f"{order.job} has not announced that it can {order.act}")
         if self._options.dry_run:
-            return Report("would", f"would tell {order.job} to go on without {', '.join(order.nodes)}")
+            return Report("would", f"would have {order.job} go on without {', '.join(order.nodes)}")
         while True:
             now = folder.newest_generation()
             if now is None:

@@ -143,7 +143,7 @@ class KubernetesController:
         if answer.status == _NOT_FOUND:
             return None
         if not answer.is_good:
-            raise ControllerDown(f"the Kubernetes API does not tell about JobSet {job}: {answer.message}")
+            raise ControllerDown(f"the Kubernetes API does not describe JobSet {job}: {answer.message}")
         label = {"labelSelector": f"jobset.sigs.k8s.io/jobset-name={name}"}
         return view_jobset(answer.body, calls.list(f"/api/v1/namespaces/{namespace}/pods", label), job)
 

@@ -38,12 +38,12 @@ Parsed = TypeVar("Parsed")
 
 def parse_nodes(text: str, where: str) -> tuple[Node, ...]:
     """Return nodes from {"nodes": [{"name", "is_usable", "mark"?, "reason"?}]}."""
-    return _parse(text, f"the nodes that {where} told", lambda told: _NODES.validate_python(told.get("nodes")))
+    return _parse(text, f"the nodes that {where} gave", lambda told: _NODES.validate_python(told.get("nodes")))
 
 
 def parse_job(text: str, where: str) -> JobView | None:
     """Return a job from {"id", "state", "nodes"?, "restarts"?, "mark"?}; None from an empty object."""
-    return _parse(text, f"the job that {where} told", lambda told: _JOB.validate_python(told) if told else None)
+    return _parse(text, f"the job that {where} gave", lambda told: _JOB.validate_python(told) if told else None)
 
 
 def parse_report(text: str, where: str) -> Report:
@@ -227,7 +227,7 @@ class WebhookController:
             return ()
         status, text = self._ask("GET", self._options.nodes_url)
         if status != httpx.codes.OK:
-            raise ControllerDown(f"{self._options.nodes_url} does not tell its nodes: HTTP {status}")
+            raise ControllerDown(f"{self._options.nodes_url} does not list its nodes: HTTP {status}")
         return parse_nodes(text, self._options.nodes_url)
 
     def job(self, job: str) -> JobView | None:
@@ -235,7 +235,7 @@ class WebhookController:
             return None
         status, text = self._ask("GET", self._options.job_url.replace("{job}", quote(job, safe="")))
         if status not in (httpx.codes.OK, _NOT_FOUND):
-            raise ControllerDown(f"{self._options.job_url} does not tell about job {job}: HTTP {status}")
+            raise ControllerDown(f"{self._options.job_url} does not describe job {job}: HTTP {status}")
         return parse_job(text, "the receiver") if status == httpx.codes.OK else None
 
     def isolate(self, node: str, mark: str, reason: str) -> Report:

@@ -106,7 +106,7 @@ class SlurmController:
         try:
             return [node.as_node() for node in self._open().show_nodes()]
         except ControllerRefused as refusal:
-            raise ControllerDown(f"Slurm does not tell its nodes: {refusal}") from None
+            raise ControllerDown(f"Slurm does not list its nodes: {refusal}") from None
 
     def job(self, job: str) -> JobView | None:
         """Return a job; None when Slurm does not know it, or has forgotten it after its end."""
@@ -114,7 +114,7 @@ class SlurmController:
         try:
             found = self._open().view_jobs(job)
         except ControllerRefused as refusal:
-            raise ControllerDown(f"Slurm does not tell about job {job}: {refusal}") from None
+            raise ControllerDown(f"Slurm does not describe job {job}: {refusal}") from None
         return found[0].as_view() if found else None
 
     def isolate(self, node: str, mark: str, reason: str) -> Report:

@@ -148,7 +148,7 @@ class TorchrunController:
         except ControllerRefused as away:  # a dead host: the others meet without it, and nobody starts it again
             return Report("done", f"{node} does not answer and is not started again: {away}")
         if not agents.deadline.wait_until(lambda: agents.find(node) is None, _LEFT_S):
-            return Report("failed", f"the agent of {node} was told to end and still runs")
+            return Report("failed", f"the agent of {node} was asked to end and still runs")
         agents.end_left(workers)
         return Report("done", f"the agent of {node} is stopped: {reason}")
 
@@ -196,7 +196,7 @@ class TorchrunController:
             return Report("would", f"would stop all agents of job {job} and start them on {', '.join(wanted)}")
         self._notes.write(f"restart-{order.mark}", {"nodes": " ".join(wanted)})
         if not self._stop_old(agents, order):
-            return Report("failed", f"agents of job {job} were told to end and still run")
+            return Report("failed", f"agents of job {job} were asked to end and still run")
         self._start_new(agents, order, wanted)
         self._notes.write(f"restart-{order.mark}", {"nodes": " ".join(wanted), "done": "yes"})
         return Report("done", f"job {job} is started again on {', '.join(wanted)}", job)

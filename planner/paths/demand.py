@@ -91,7 +91,7 @@ class WiringBook:
         if transport is not None and transport not in _NETWORKS:
             return f"{transport} has no peers to plan for"
         if dst is None:
-            return "nobody told on which host their peer is"
+            return "nobody reported on which host their peer is"
         if not (self._topology.nics_of(src) and self._topology.nics_of(dst)):
             return "the topology does not have one of their hosts"
         return ""

@@ -97,7 +97,7 @@ def test_a_host_outside_a_job_cannot_condemn_one_of_its_hosts(fresh: Api, shared
     run_job(fresh, job)
     joins = make(Comm, host="h9", job=job, comm=FORGED, world_rank=9)
     answer = send(fresh, "h9", [joins, *forge_standstill("h9", WORLD, job), XID], boot="first")
-    assert check_problem(answer, 400, "wrong-host") == "events: h9 tells of 'gpu:h3/0', which is not its own"
+    assert check_problem(answer, 400, "wrong-host") == "events: h9 reports on 'gpu:h3/0', which is not its own"
     forged = [*forge_standstill("h9", WORLD, job), *forge_standstill("h9", FORGED, job)]
     claims = [member("h9", comm, rank, job, init_ns=1) for comm in (WORLD, FORGED) for rank in range(4)]
     own = make(Event, host="h9", ts_ns=XID.ts_ns, kind="xid", component="gpu:h9/0", severity="critical")

@@ -85,7 +85,7 @@ def test_running_job_is_asked_about_by_name(lockstep: Run, tmp_path: Path) -> No
         "  h3's eth1 sends at a tenth of its rate, says Zoë",
         "  might as well be link:h3/eth1--leaf1",
         "  not link:leaf1--spine2: others cross it at full rate",
-        "  1 % of the job's hosts told nothing",
+        "  1 % of the job's hosts sent no telemetry",
     ]
     assert (nobody.code, nobody.out.split(":")[0]) == (0, "no verdict")
     check_failure(refused, "this needs a token: send Authorization: Bearer <token>")

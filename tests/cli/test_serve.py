@@ -152,7 +152,7 @@ def told(**changes: object) -> Incident:
 def test_incident_is_one_line_when_it_opens_and_one_when_it_closes(capsys: pytest.CaptureFixture[str]) -> None:
     _announce(told(), T0 + 17 * SECOND + SECOND // 2)
     assert capsys.readouterr().out == (
-        "22:13:32 comm_slow nic:[/h3]/eth1 (0.97, told 17.5 s after it began): "
+        "22:13:32 comm_slow nic:[/h3]/eth1 (0.97, reported 17.5 s after it began): "
         "h3's eth1 sends at a tenth of its rate, says Zoë\n"
     )
     _announce(told(updated_ns=T0 + 17 * SECOND), T0 + 18 * SECOND)

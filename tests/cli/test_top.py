@@ -70,7 +70,7 @@ def test_one_picture_has_jobs_incidents_agents_and_what_waits_and_json_the_same(
     assert "h3's eth1 sends at a tenth of its rate, says Zoë" in shown.out
     assert "lockstep decisions approve d1" in shown.out
     assert "1.42x" in shown.out  # as the incident tells: the steps before are slow ones soon
-    assert "Agents, 1 heard, 1 not well" in shown.out
+    assert "Agents, 1 reporting, 1 not well" in shown.out
     assert "h17" in shown.out
     told = json.loads(lockstep("top", "--json", *to).out)
 

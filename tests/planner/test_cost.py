@@ -163,7 +163,7 @@ def test_job_on_fewer_nodes_starts_from_a_checkpoint_that_they_can_load_once_it_
     [
         ({"is_in_gpus": True, "measured": frozenset({7, 8})}, "at 75% of its speed (measured)"),
         ({"is_in_gpus": True, "measured": frozenset({8})}, "at 75% of its speed (by a model)"),
-        ({}, "at 75% of its speed (told by the settings)"),
+        ({}, "at 75% of its speed (set in the settings)"),
     ],
 )
 def test_speed_on_fewer_nodes_says_where_it_is_from(known: dict[str, object], expected: str) -> None:

@@ -98,7 +98,7 @@ KNOWN = [Node(host, is_usable=True) for host in HOSTS if host != "h3"]
             },
             None,
         ),
-        ({"of": job(strangers=("h99",))}, "h99 tells of train, and the controller has it on other nodes"),
+        ({"of": job(strangers=("h99",))}, "h99 reports on train, and the controller has it on other nodes"),
     ],
 )
 def test_what_speaks_against_acting_is_said(given: dict[str, Any], expected: str | None) -> None:

@@ -90,7 +90,7 @@ def test_what_if_prices_every_way_and_writes_nothing(pages: Api) -> None:
     assert "no spare node is idle" not in text
     without = browse(pages, "/what-if", None, **asked, spares=0).text
     assert "no spare node is idle" in without
-    assert "no job controller is set that could tell the job to" in without
+    assert "no job controller is set that could have the job try again" in without
     assert "Try again in place" in text
     assert "(not at severity 2)" in text
     assert [each["id"] for each in pages.get("/api/v1/decisions").json()["items"]] == ["d1"]

@@ -39,11 +39,11 @@ def arrival(*records: HostRecord, is_fabric: bool = False, received_ns: int = T0
         (make(Comm, host="h1", name="\x1b[2J"), "name is '"),
         (make(Comm, host="h1", name="a\u202eb"), "name is '"),
         (make(Comm, host="h1", job="a" * 1025), "job is 'aaa"),
-        (make(Event, host="h1", component="gpu:h3/0"), "h1 tells of 'gpu:h3/0', which is not its own"),
-        (make(Event, host="h1", component="gpu:h10/0"), "h1 tells of 'gpu:h10/0'"),
-        (make(Event, host="h1", component="switch:leaf1"), "h1 tells of 'switch:leaf1'"),
+        (make(Event, host="h1", component="gpu:h3/0"), "h1 reports on 'gpu:h3/0', which is not its own"),
+        (make(Event, host="h1", component="gpu:h10/0"), "h1 reports on 'gpu:h10/0'"),
+        (make(Event, host="h1", component="switch:leaf1"), "h1 reports on 'switch:leaf1'"),
         (make(Event, host="h1", source="gateway"), "only the gateway itself"),
-        (PORT, "h1 tells of switches, which needs a token of scope fabric"),
+        (PORT, "h1 reports on switches, which needs a token of scope fabric"),
     ],
 )
 def test_what_no_honest_agent_says_is_refused_with_its_reason_and_neighbours_pass(
@@ -81,7 +81,7 @@ def test_a_host_tells_of_so_many_jobs_and_communicators_a_minute() -> None:
     assert check_group([arrival(*many[:9])], tally)[0] == [None], "the same ones again"
     one_more = make(Comm, host="h1", job="more")
     (verdict,), taken = check_group([arrival(one_more)], tally)
-    assert (str(verdict), verdict and verdict.status) == ("h1 tells of more than 256 jobs in a minute", 429)
+    assert (str(verdict), verdict and verdict.status) == ("h1 reports more than 256 jobs in a minute", 429)
     assert not taken
     assert check_group([arrival(one_more, received_ns=T0 + 60 * SECOND)], tally)[0] == [None]
     (alone,), _ = check_group([arrival(*many, one_more, received_ns=T0 + 120 * SECOND)], tally)
@@ -89,4 +89,4 @@ def test_a_host_tells_of_so_many_jobs_and_communicators_a_minute() -> None:
     assert alone.status == 400, "waiting would not help"
     comms = [make(Comm, host="h1", comm=number) for number in range(BOUNDS.comms + 1)]
     (verdict,), _ = check_group([arrival(*comms, received_ns=T0 + 180 * SECOND)], tally)
-    assert str(verdict) == "h1 tells of more than 16384 comms in a minute"
+    assert str(verdict) == "h1 reports more than 16384 comms in a minute"

@@ -57,7 +57,7 @@ def test_verdict_has_its_sentence_figures_and_doubts() -> None:
         "link:h3/eth1--leaf1",
         "link:leaf1--spine2: others cross it at full rate",
         "rate_gbps: 38.5",
-        "1 % of the job&#39;s hosts told nothing",
+        "1 % of the job&#39;s hosts sent no telemetry",
     ):
         assert text in page
 

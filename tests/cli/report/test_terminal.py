@@ -42,7 +42,7 @@ def test_every_verdict_is_a_row_and_a_sentence_with_doubts_below_and_names_as_th
     assert lines[place + 1 :] == [
         "  might as well be link:h3/eth1--leaf1",
         "  not link:leaf1--spine2: others cross it at full rate",
-        "  50 % of the job's hosts told nothing",
+        "  50 % of the job's hosts sent no telemetry",
     ]
     cleared = tuple(RuledOut(component=f"nic:h{number}/eth0", because="fast") for number in range(9))
     lines = printed(described(found(ruled_out=cleared, coverage=1.0)))
@@ -116,4 +116,4 @@ def test_part_duration_and_silent_hosts_are_said_as_people_say_it() -> None:
     assert lasting_words(found(0, 90)) == "1 min 30 s"
     assert lasting_words(found(0, 90, flaps=3)) == "1 min 30 s, came back 3 times"
     assert coverage_words(found(coverage=1.0).verdict) == ""
-    assert coverage_words(found(coverage=0.75).verdict) == "25 % of the job's hosts told nothing"
+    assert coverage_words(found(coverage=0.75).verdict) == "25 % of the job's hosts sent no telemetry"

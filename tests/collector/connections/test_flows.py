@@ -22,4 +22,4 @@ def test_zombie_beside_a_rank_is_one_line_in_the_log_and_not_one_a_reading(tmp_p
     with capture_logs() as lines:
         found = [view.sockets_of([process(8), process(7)]) for _ in range(3)]
     assert [list(each) for each in found] == [[7]] * 3
-    assert [line["event"] for line in lines] == ["the kernel does not tell all of connections"]
+    assert [line["event"] for line in lines] == ["the kernel does not show all of connections"]

@@ -162,7 +162,7 @@ def test_first_renaming_that_fits_the_whole_name_decides_and_an_empty_name_leave
     assert (found.ports, found.nameless) == ({}, 0)
 
 
-LACKING = "1 ports give no row, because nothing tells "
+LACKING = "1 ports give no row, because nothing says "
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_all_that_is_wrong_with_targets_is_said_at_once(tmp_path: Path) -> None:
     assert third.startswith("target 2: colour: ")
 
 
-UNNAMED = "http://a: profile snmp_if_mib does not tell the switch, so the target must"
+UNNAMED = "http://a: profile snmp_if_mib does not name the switch, so the target must"
 NO_UP = '[[profile]]\nname = "p"\nport = ["p"]\nmetric = [{ metric = "a", column = "up" }]\n'
 
 

@@ -159,7 +159,7 @@ DEVICELESS = "\n".join(line for line in HEAD.splitlines() if "Rank" not in line)
     [
         (HEAD + "8 2 float sum -1 12.5 0 0 0\n", "0.log, line 13: is no whole row of the table"),
         (HEAD + "8 2 float sum -1 a b c d e f g h\n", "0.log, line 13: is no whole row of the table"),
-        (DEVICELESS, "0.log, line 10: nothing above it tells on which devices"),
+        (DEVICELESS, "0.log, line 10: nothing above it says on which devices"),
         *((text, "0.log: has no test of nccl-tests in it") for text in ("", "garbage\n", "size count type\n")),
     ],
 )

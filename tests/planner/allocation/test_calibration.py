@@ -47,7 +47,7 @@ def test_most_nodes_on_which_a_job_was_seen_are_worth_its_gpus_and_the_model_goe
 def test_hints_win_and_stay_in_their_unit() -> None:
     found = find_rates([run(8, 2.0, 2.0, 2.0)], [], Known({8: 100.0, 7: 90.0}), held=8, gpus=64)
     assert (found.by_nodes, found.is_configured) == ({8: 100.0, 7: 90.0}, True)
-    assert found.reason == "told by the settings for 7, 8 nodes"
+    assert found.reason == "set in the settings for 7, 8 nodes"
 
 
 def test_steps_within_an_incident_say_nothing() -> None:

@@ -199,7 +199,7 @@ def test_an_order_for_a_generation_that_is_over_is_given_anew(tmp_path: Path, be
 def test_a_dry_run_says_what_would_be_ordered(tmp_path: Path, beside: FakeController) -> None:
     replicas(tmp_path)
     report = controller(tmp_path, beside, dry_run=True).shrink(WITHOUT_H1)
-    assert (report.outcome, report.what) == ("would", "would tell train to go on without h1")
+    assert (report.outcome, report.what) == ("would", "would have train go on without h1")
     assert not list(JobFolder(tmp_path / "jobs" / "train").orders())
 
 

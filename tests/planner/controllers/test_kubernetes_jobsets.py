@@ -115,7 +115,7 @@ def test_job_is_seen_with_its_nodes_and_restarts_or_the_missing_right_to_look(ap
     assert (view.id, view.state, view.nodes, view.restarts) == ("train/llm", "running", ("gpu-1", "gpu-2"), 1)
     assert make(api, namespace="train").job("llm") is not None
     fake.faults["GET"] = [403]
-    with pytest.raises(ControllerDown, match="does not tell about JobSet train/llm: told to fail"):
+    with pytest.raises(ControllerDown, match="does not describe JobSet train/llm: told to fail"):
         make(api).job("train/llm")
 
 

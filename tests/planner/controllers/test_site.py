@@ -261,9 +261,9 @@ def test_restart_carries_the_whole_order_and_brings_the_new_job_back_which_is_as
 
 def test_receiver_that_tells_nothing_is_down_not_empty_but_without_addresses_nothing_is_known() -> None:
     controller = answering(saying(401), nodes_url="http://receiver/nodes", job_url="http://receiver/{job}")
-    with pytest.raises(ControllerDown, match="does not tell about job llm: HTTP 401"):
+    with pytest.raises(ControllerDown, match="does not describe job llm: HTTP 401"):
         controller.job("llm")
-    with pytest.raises(ControllerDown, match="does not tell its nodes: HTTP 401"):
+    with pytest.raises(ControllerDown, match="does not list its nodes: HTTP 401"):
         controller.nodes()
     controller = answering(saying())
     assert list(controller.nodes()) == []

@@ -258,6 +258,6 @@ def test_an_agent_that_does_not_end_is_a_failure(options: TorchrunOptions, monke
     monkeypatch.setattr(torchrun, "_LEFT_S", LIMIT_S / 2)  # what the last question has, too
     try:
         report = TorchrunController(options).isolate("n2", "d-1", "slow")
-        assert (report.outcome, report.what) == ("failed", "the agent of n2 was told to end and still runs")
+        assert (report.outcome, report.what) == ("failed", "the agent of n2 was asked to end and still runs")
     finally:
         os.kill(pids["n2"], signal.SIGCONT)

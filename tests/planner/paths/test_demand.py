@@ -125,7 +125,7 @@ def test_a_trickle_is_no_flow_and_is_counted_but_small_sends_that_are_much_toget
             [member(0), member(1, host="h0"), *sends(0, 1), *sends(0, 2, transport="nvls")],
             ("nvls has no peers to plan for", "they stay inside a host"),
         ),
-        ([member(0), *sends(0, 1)], ("nobody told on which host their peer is",)),
+        ([member(0), *sends(0, 1)], ("nobody reported on which host their peer is",)),
         ([member(0), member(1, host="stranger"), *sends(0, 1)], ("the topology does not have one of their hosts",)),
         ([*MEMBERS, wire(0, 1)], ()),
     ],
