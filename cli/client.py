@@ -11,7 +11,7 @@ from lockstep.client.server import Json, Query
 from lockstep.client.server import Server as Connection
 from lockstep.errors import LockstepError
 
-Server = Annotated[str, typer.Option(help="Address of the Lockstep server.")]
+Server = Annotated[str, typer.Option(envvar="LOCKSTEP_SERVER", help="Address of the Lockstep server.")]
 Token = Annotated[str, typer.Option(envvar="LOCKSTEP_TOKEN", help="Token with scope read, unless reads are open.")]
 DEFAULT_SERVER = "http://127.0.0.1:8642"
 

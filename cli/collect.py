@@ -73,7 +73,7 @@ def _follow_paths(host: str, collector: CollectorSettings, clock: Clock, stop: t
         return
     from collector.path_follower import PathFollower, make_client  # brings an HTTP client that others go without
 
-    client = make_client(collector.server, read_secret(collector.token_file, "the host's token"))
+    client = make_client(collector.server, read_secret(collector.token_file, "the host's token"), collector.ca_file)
     follower = PathFollower(client, host, collector.paths_file, collector.paths_reports, clock)
     threading.Thread(target=follower.follow, args=(stop,), name=f"{host}-paths", daemon=True).start()
     _find_ports(host, collector, clock, lambda: follower.choices)
@@ -107,7 +107,7 @@ def _destination(host: str, settings: Settings) -> Destination:
     token = read_secret(collector.token_file, "the host's token")
     if not token:
         raise BadInput("the agent needs a token: make one with `lockstep token create` and set collector.token_file")
-    return GatewayClient(collector.server, token, host)
+    return GatewayClient(collector.server, token, host, collector.ca_file)
 
 
 def _store_client(host: str, url: str, password: str) -> Destination:

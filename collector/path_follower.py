@@ -24,6 +24,7 @@ from lockstep.errors import BadInput, BadRing, LeaseLost, LockstepError
 from lockstep.host_paths import HostPaths, PathChoice, PathCount
 from lockstep.path_file import OUTCOMES, parse_reports, read_plan, write_plan
 from lockstep.queue_pair_file import write_queue_pairs
+from lockstep.trust import trusted
 
 _MOST_FILES = 4_096  # looked at; far more processes than a host has ranks
 _MOST_BYTES = 2 << 20  # of a file; the shim stops after half of that
@@ -210,11 +211,13 @@ class PathFollower:
         self.trouble = trouble
 
 
-def make_client(server: str, token: str) -> httpx.Client:
+def make_client(server: str, token: str, ca_file: Path | None = None) -> httpx.Client:
     """Return a client for the server, which this host's token opens."""
     if not server.startswith(("http://", "https://")):
         raise BadInput(f"{server!r} is not the address of a server; expected http(s)://host:port")
-    return httpx.Client(base_url=server, headers={"Authorization": f"Bearer {token}"}, timeout=_TIMEOUT_S)
+    context = trusted(ca_file, "collector.ca_file") if server.startswith("https:") else False
+    headers = {"Authorization": f"Bearer {token}"}
+    return httpx.Client(base_url=server, headers=headers, timeout=_TIMEOUT_S, verify=context)
 
 
 def _parse(content: bytes) -> HostPaths:

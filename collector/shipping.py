@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 from urllib.parse import SplitResult, urlsplit
 
@@ -26,6 +27,7 @@ from lockstep.batches import (
 from lockstep.clock import Clock
 from lockstep.errors import BadInput, DestinationAway, ServerRefused
 from lockstep.records import RECORDS_VERSION
+from lockstep.trust import trusted
 
 Checkpoints = Mapping[str, bytes]  # by source
 
@@ -211,7 +213,7 @@ _TIMEOUT_S = 10.0
 class GatewayClient:
     """Sends batches of one agent, over one connection for as long as that holds."""
 
-    def __init__(self, server: str, token: str, agent: str) -> None:
+    def __init__(self, server: str, token: str, agent: str, ca_file: Path | None = None) -> None:
         self._headers = {
             "Authorization": f"Bearer {token}",
             "Content-Type": CONTENT_TYPE,
@@ -224,8 +226,7 @@ class GatewayClient:
         url = _parse(server)
         self.address = f"{url.hostname}:{url.port}" if url.port else url.hostname
         self._path = url.path.rstrip("/") + "/api/v1/ingest"
-        kind = http.client.HTTPConnection if url.scheme == "http" else http.client.HTTPSConnection
-        self._connection = kind(url.hostname or "", url.port, timeout=_TIMEOUT_S)
+        self._connection = _connection(url, ca_file)
 
     def send(self, batch: Batch) -> Receipt:
         """Return the receipt; ServerRefused when the server says no, DestinationAway when it says nothing."""
@@ -259,6 +260,14 @@ class GatewayClient:
             self._connection.request("POST", self._path, body, headers)
             answer = self._connection.getresponse()
         return answer.status, answer.read()
+
+
+def _connection(url: SplitResult, ca_file: Path | None) -> http.client.HTTPConnection:
+    host = url.hostname or ""
+    if url.scheme == "http":
+        return http.client.HTTPConnection(host, url.port, timeout=_TIMEOUT_S)
+    context = trusted(ca_file, "collector.ca_file")
+    return http.client.HTTPSConnection(host, url.port, timeout=_TIMEOUT_S, context=context)
 
 
 def _parse(server: str) -> SplitResult:

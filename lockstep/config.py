@@ -32,7 +32,9 @@ DEFAULT_FILE = Path("/etc/lockstep/lockstep.toml")
 # Variables of ours that are not settings.
 NOT_SETTINGS = {
     "LOCKSTEP_CONFIG": "the settings file",
+    "LOCKSTEP_SERVER": "address of the server that commands ask",
     "LOCKSTEP_TOKEN": "token of commands that ask a running server",
+    "LOCKSTEP_CA_FILE": "authorities that its certificate may be signed by, beside the system's (SSL_CERT_FILE)",
     "LOCKSTEP_HOST": "name of the host, for the plugin",
     "LOCKSTEP_JOB": "id of the job, for the plugin",
     "LOCKSTEP_RING_DIR": "where the plugin keeps its ring files",

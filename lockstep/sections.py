@@ -130,6 +130,7 @@ class CollectorSettings(Section):
     """The agent on a training host."""
 
     server: str = Field("http://127.0.0.1:8642", description="where the gateway is")
+    ca_file: Path | None = Field(None, description="authorities that its certificate may be signed by, too")
     token_file: Path | None = Field(None, description="file with this host's ingest token")
     host: str = Field("", description="name of this host in the topology; empty: its host name")
     store_url: str = Field("", description="ClickHouse to insert into without a gateway, for up to 50 hosts")

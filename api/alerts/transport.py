@@ -21,6 +21,7 @@ import httpcore
 
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.errors import BadInput, ReceiverAway
+from lockstep.trust import trusted
 
 # Seconds from one try to the next, as Standard Webhooks propose; after the last the message has failed.
 DELAYS_S = (0, 5, 5 * 60, 30 * 60, *(hours * 3600 for hours in (2, 5, 10, 14, 20, 24)))
@@ -186,13 +187,7 @@ class Outside:
 
     def trust(self) -> ssl.SSLContext:
         """Return what certificates are checked with: the system's authorities, and those of the site."""
-        context = ssl.create_default_context()
-        if self.ca_file:
-            try:
-                context.load_verify_locations(self.ca_file)
-            except (OSError, ssl.SSLError) as error:
-                raise BadInput(f"cannot read authorities from {self.ca_file} (alerts.ca_file): {error}") from error
-        return context
+        return trusted(self.ca_file, "alerts.ca_file")
 
 
 def send_post(post: Post, outside: Outside) -> Answer:

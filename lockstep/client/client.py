@@ -63,8 +63,17 @@ class Client:
     says that nobody answers. Lists are read page by page while you iterate. Safe to share between threads.
     """
 
-    def __init__(self, url: str, token: str = "", *, timeout_s: float = 120.0, clock: Clock | None = None) -> None:
-        self.server = Server(url, token, timeout_s=timeout_s)
+    def __init__(
+        self,
+        url: str,
+        token: str = "",
+        *,
+        timeout_s: float = 120.0,
+        ca_file: Path | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`ca_file` has authorities beside the system's; without it LOCKSTEP_CA_FILE names them."""
+        self.server = Server(url, token, timeout_s=timeout_s, ca_file=ca_file)
         self._clock = clock or SystemClock()
 
     def __enter__(self) -> Self:

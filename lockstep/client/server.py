@@ -1,32 +1,43 @@
 """One Lockstep server over HTTP: its address, a token, and every refusal as one exception with one sentence."""
 
+import os
+import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
 from lockstep.errors import BadInput, ServerAway, ServerRefused
+from lockstep.trust import trusted
 
 Json = dict[str, Any]  # Any: whatever the route says
 Query = Mapping[str, str | int | tuple[str, ...] | None]  # None: not asked for; several are asked for side by side
 M = TypeVar("M", bound=BaseModel)
 
 _TIMEOUT_S = 120.0
+_UNKNOWN = 401  # nobody knows who asks
 
 
 class Server:
     """Connections to one server, kept open between questions; safe to share between threads."""
 
-    def __init__(self, url: str, token: str = "", *, timeout_s: float = _TIMEOUT_S) -> None:
+    def __init__(
+        self, url: str, token: str = "", *, timeout_s: float = _TIMEOUT_S, ca_file: Path | None = None
+    ) -> None:
+        """`ca_file` has authorities beside the system's; without it LOCKSTEP_CA_FILE names them."""
         if not token.isascii():
             raise BadInput("a token is plain ASCII; this one is not")
         self.url = url
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            self._http = httpx.Client(base_url=url, timeout=timeout_s, headers=headers, trust_env=False)
+            context = _trust(ca_file) if url.startswith("https:") else False
+            self._http = httpx.Client(
+                base_url=url, timeout=timeout_s, headers=headers, trust_env=False, verify=context
+            )
         except httpx.InvalidURL as error:
             raise self._away(error) from error
 
@@ -107,7 +118,14 @@ class Server:
             detail, kind = str(document["detail"]), str(document.get("type", "about:blank"))
         except (ValueError, KeyError, TypeError):
             detail, kind = f"answered {answer.status_code}", "about:blank"
-        return ServerRefused(f"{self.url}: {detail}", answer.status_code, kind=kind, detail=detail)
+        lacks = answer.status_code == _UNKNOWN and "Authorization" not in answer.request.headers
+        way_out = "; set LOCKSTEP_TOKEN (`lockstep token create NAME --scope read`)" if lacks else ""
+        return ServerRefused(f"{self.url}: {detail}{way_out}", answer.status_code, kind=kind, detail=detail)
+
+
+def _trust(ca_file: Path | None) -> ssl.SSLContext:
+    named = ca_file or os.environ.get("LOCKSTEP_CA_FILE")
+    return trusted(Path(named) if named else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,15 @@ def test_refusal_is_told_with_the_server_s_own_sentence_or_by_its_status() -> No
         assert (caught.value.kind, caught.value.detail) == ("about:blank", "answered 502")
 
 
+def test_who_brought_no_token_is_told_where_to_get_one() -> None:
+    refusing = b'{"detail": "this needs a token"}'
+    with answering(401, refusing) as url:
+        with pytest.raises(ServerRefused, match=r"this needs a token; set LOCKSTEP_TOKEN \(`lockstep token create"):
+            ask(url)
+        with pytest.raises(ServerRefused, match=r"this needs a token$"):
+            ask(url, token="lks_wrong")
+
+
 def test_server_that_is_not_there_is_named() -> None:
     url = unused_address()
     with pytest.raises(ServerAway, match=f"no Lockstep server answers at {url}: ") as caught:
