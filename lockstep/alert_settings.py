@@ -116,6 +116,11 @@ class AlertSettings(Section):
         (), description="networks and names inside the site that receivers may have, such as 127.0.0.1/32"
     )
     link: str = Field("", description="address of the dashboard as people reach it; empty: http://<api.listen>")
+    runbooks: str = Field(
+        "",
+        pattern=r"^(https?://[!-~]+)?$",
+        description="address of docs/operations.md as people reach it; messages link the runbook of a class there",
+    )
     ca_file: Path | None = Field(None, description="authorities that receivers' certificates may be signed by, too")
     timeout_s: float = Field(15.0, gt=0, le=60, description="for a whole delivery, name look-up apart")
     group_s: float = Field(30.0, ge=0, description="after a message, news of the same job is gathered for this long")

@@ -57,11 +57,13 @@ def judge_answer(answer: Answer, now_ns: int) -> Reply:
 
 
 def _payload(alert: Alert, notification: Notification, ends_ns: int, sending: Sending) -> Payload:
+    runbook = sending.runbook(alert)
     return {
         "labels": _labels(alert),
         "annotations": {
             "summary": cut(headline(notification) if len(notification.alerts) == 1 else alert.headline, 300),
             "description": cut(alert.reason),
+            **({"runbook_url": runbook} if runbook else {}),
             **{_NOT_IN_NAMES.sub("_", name): value for name, value in alert.facts.items()},
         },
         "startsAt": rfc3339(min(alert.since_ns, ends_ns)),

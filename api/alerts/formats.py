@@ -37,9 +37,21 @@ class Sending:
     link: str
     secrets: tuple[str, ...] = ()
     firing_s: float = 300.0  # how long Alertmanager believes that an alert fires without hearing of it again
+    runbooks: str = ""
 
     def page(self, alert: Alert) -> str:
         return self.link.rstrip("/") + alert.link
+
+    def runbook(self, alert: Alert) -> str | None:
+        """Return where a person finds what to do about an incident of this class; None where no place is set."""
+        if not self.runbooks or alert.family != "incident":
+            return None
+        return f"{self.runbooks}#{alert.fault_class}"
+
+    def links(self, alert: Alert) -> dict[str, str]:
+        """Return the addresses to open, by what a person reads there."""
+        runbook = self.runbook(alert)
+        return {"Open in Lockstep": self.page(alert)} | ({"Runbook": runbook} if runbook else {})
 
 
 def is_over(notification: Notification) -> bool:
@@ -145,6 +157,7 @@ def _item(alert: Alert, sending: Sending) -> dict[str, object]:
         "reason": cut(alert.reason),
         "facts": alert.facts,
         "url": sending.page(alert),
+        "runbook_url": sending.runbook(alert),
     }
 
 
@@ -183,12 +196,12 @@ def escape(text: str) -> str:
 
 def _blocks(notification: Notification, line: str, sending: Sending) -> list[Block]:
     fields = [_mrkdwn(f"*{name}*\n{escape(value)}") for name, value in list(figures(notification).items())[:_FIELDS]]
-    link = f"<{sending.page(notification.alerts[0])}|Open in Lockstep>"
+    links = [f"<{address}|{text}>" for text, address in sending.links(notification.alerts[0]).items()]
     return [
         {"type": "header", "text": {"type": "plain_text", "text": cut(line, _HEADER), "emoji": True}},
         {"type": "section", "text": _mrkdwn(cut(escape("\n".join(paragraphs(notification))), _SECTION))},
         {"type": "section", "fields": fields},
-        {"type": "context", "elements": [_mrkdwn(link)]},
+        {"type": "context", "elements": [_mrkdwn(link) for link in links]},
     ]
 
 
@@ -210,7 +223,7 @@ def render_pagerduty(target: Target, notification: Notification, sending: Sendin
         "dedup_key": notification.key[:_KEY],
     }
     if not is_over(notification):
-        links = [{"href": sending.page(notification.alerts[0]), "text": "Open in Lockstep"}]
+        links = [{"href": address, "text": text} for text, address in sending.links(notification.alerts[0]).items()]
         event |= {"payload": _payload(notification), "client": "Lockstep", "links": links}
     return Post(target.address, json.dumps(event).encode(), {"Content-Type": "application/json"})
 
@@ -264,6 +277,7 @@ def render_mail(target: Target, notification: Notification, sending: Sending) ->
     mail["References"] = f"<{thread}@{domain}>"
     mail["Auto-Submitted"] = "auto-generated"  # RFC 3834: nobody's holiday notice answers it
     known = [f"{name}: {value}" for name, value in figures(notification).items()]
-    lines = [*paragraphs(notification), "", *known, "", sending.page(notification.alerts[0])]
+    links = sending.links(notification.alerts[0]).values()
+    lines = [*paragraphs(notification), "", *known, "", *links]
     mail.set_content("\n".join(lines) + "\n")
     return mail

@@ -82,7 +82,8 @@ class Notifier:
         try:
             secrets = read_secrets(target)
             firing_s = _REMINDERS * self.settings.resend_s
-            reply = send(Sending(self.outside.clock.now_ns(), self.link, secrets, firing_s))
+            now_ns = self.outside.clock.now_ns()
+            reply = send(Sending(now_ns, self.link, secrets, firing_s, self.settings.runbooks))
         except LockstepError as error:
             reply = Reply("failed", str(error))
         except Exception as error:  # noqa: BLE001  # a bug with one message must not leave it in flight for ever

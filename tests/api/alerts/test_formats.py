@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -125,6 +126,27 @@ def test_pagerduty_is_triggered_and_resolved_under_the_incidents_id() -> None:
     assert closed == {"routing_key": "routing-key-1", "event_action": "resolve", "dedup_key": "i1"}
     with pytest.raises(BadInput, match="has no routing key"):
         render_pagerduty(receiver, make_notification(), Sending(0, "http://head"))
+
+
+RENDERS = (
+    ("webhook", (SECRET,), render_webhook),
+    ("alertmanager", (), alertmanager.render),
+    ("slack", (), render_slack),
+    ("pagerduty", ("routing-key-1",), render_pagerduty),
+)
+
+
+def test_incident_links_the_runbook_of_its_class_where_there_is_one_and_nothing_else_does() -> None:
+    runbooks = "https://wiki.example/lockstep/operations"
+    for kind, secrets, render in RENDERS:
+        plain = replace(SENDING, secrets=secrets)
+        sending, receiver = replace(plain, runbooks=runbooks), target(kind=kind)
+        assert f"{runbooks}#comm_slow" in render(receiver, make_notification(), sending).body.decode(), kind
+        trouble = make_notification(make_alert().model_copy(update={"family": "lockstep"}))
+        assert runbooks not in render(receiver, trouble, sending).body.decode(), kind
+        assert "#comm_slow" not in render(receiver, make_notification(), plain).body.decode(), kind
+    mail = render_mail(target(kind="email"), make_notification(), replace(SENDING, runbooks=runbooks))
+    assert mail.get_content().endswith(f"/incidents/i1\n{runbooks}#comm_slow\n")
 
 
 @pytest.mark.parametrize(
