@@ -11,10 +11,11 @@ from api.alerts.active import ActiveAlerts, find_active
 from api.alerts.notifier import DeliveryCounts, Dispatcher, Notifier, make_notifier
 from api.alerts.planning import Known, plan_notifications
 from api.alerts.selfwatch import Patience, SelfWatch, Watched
+from api.alerts.transport import check_allowed
 from api.parts import Parts
 from lockstep.alert_settings import AlertSettings, Target
 from lockstep.clock import NS_PER_S, Clock
-from lockstep.errors import NotPresent
+from lockstep.errors import BadInput, NotPresent
 from lockstep.notification import Thread
 from lockstep.shards import Shard
 from lockstep.state.database import ControlDatabase, count_undelivered
@@ -56,6 +57,7 @@ class AlertService:
         if lease.generation != self._generation:
             if resumed := resume_sending(self._control, lease, now_ns):
                 _log.info("messages are sent again that were under way", messages=resumed)
+            _warn_of_refused(self._settings)
             self._generation = lease.generation
         health = list_health(self._control)
         targets = all_targets(self._settings, self._control)
@@ -120,6 +122,15 @@ class AlertService:
         own_alerts = {thread.subject: thread.alert for thread in unfinished if thread.alert.family == "lockstep"}
         troubles = self._self_watch.evaluate(own_alerts, list(targets), now_ns)
         return ActiveAlerts(now_ns, {**found.alerts, **troubles}, found.over)
+
+
+def _warn_of_refused(settings: AlertSettings) -> None:
+    """Say at once which receivers of the settings will get nothing, not when the first message is due."""
+    for target in settings.targets:
+        try:
+            check_allowed(target.address, settings.allow)
+        except BadInput as refusal:
+            _log.warning("receiver gets nothing", target=target.name, reason=str(refusal))
 
 
 def make_alerts(parts: Parts) -> AlertService:

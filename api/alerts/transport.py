@@ -128,6 +128,13 @@ def find_address(host: str, port: int, allow: Sequence[str], lookup: Lookup = re
     )
 
 
+def check_allowed(url: str, allow: Sequence[str], lookup: Lookup = resolve) -> None:
+    """Raise BadInput where a receiver is inside the site and not allowed; one that has no address now may get one."""
+    parts = urlsplit(url)
+    with suppress(ReceiverAway):
+        find_address(parts.hostname or "", parts.port or 0, allow, lookup)
+
+
 def is_allowed(host: str, address: str, allow: Sequence[str]) -> bool:
     """Return whether an address is out in the world, or the settings allow it by network or by the host's name.
 

@@ -10,6 +10,7 @@ from api.alerts.active import trouble_alert
 from api.alerts.formats import headline
 from api.alerts.notifier import make_notifier
 from api.alerts.service import all_targets
+from api.alerts.transport import check_allowed
 from api.auth import Admin, Reader
 from api.parts import Held, Parts, parts_of
 from api.query import Cursor, Limit, Page, add_link, cut_page, read_cursor
@@ -90,7 +91,7 @@ def targets(parts: Held) -> Page[TargetView]:
 @router.post("", status_code=201)
 def create(parts: Held, target: Target, admin: Admin, why: Why = "") -> TargetView:
     """Make a receiver; from now on it gets what is open and what follows."""
-    _check_made_here(target)
+    _check_made_here(parts, target)
     if target.name in {each.name for each in parts.settings.alerts.targets}:
         raise BadInput(f"there is a target {target.name!r} in the settings already")
     create_target(parts.control, target, who=admin, why=why, now_ns=parts.clock.now_ns())
@@ -109,7 +110,7 @@ def change(parts: Held, name: Name, changes: dict[str, JsonValue], admin: Admin,
     old = _find_made_here(parts, name)
     if changes.get("name", name) != name:
         raise BadInput(f"a target keeps its name: make another one, and delete {name!r}")
-    changed = _validated(_document(old, changes) | changes)
+    changed = _validated(parts, _document(old, changes) | changes)
     if old.secrets and "secrets" not in changes and _recipient(changed) != _recipient(old):
         raise BadInput("its secrets were given for another receiver: give `secrets` anew with its new address")
     change_target(parts.control, changed, who=admin, why=why, now_ns=parts.clock.now_ns())
@@ -199,13 +200,13 @@ def _document(old: Target, changes: dict[str, JsonValue]) -> dict[str, Any]:  # 
     return old.model_dump(mode="json", exclude={"lost_because"})
 
 
-def _validated(document: dict[str, Any]) -> Target:  # Any: not yet checked
+def _validated(parts: Parts, document: dict[str, Any]) -> Target:  # Any: not yet checked
     try:
         target = Target.model_validate(document)
     except ValidationError as error:  # without the values, which may be secrets
         complaints = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
         raise BadInput(complaints.removeprefix(": ")) from None
-    _check_made_here(target)
+    _check_made_here(parts, target)
     return target
 
 
@@ -215,9 +216,10 @@ def _recipient(target: Target) -> tuple[str, str, str, str]:
     return target.kind, parts.scheme, parts.netloc.lower(), target.username
 
 
-def _check_made_here(target: Target) -> None:
+def _check_made_here(parts: Parts, target: Target) -> None:
     if target.secret_files:  # whoever may use the API must not read files of the server by way of a receiver
         raise BadInput("secret_files are for the settings file; give `secrets`")
+    check_allowed(target.address, parts.settings.alerts.allow)
 
 
 def _test_notification(who: str, now_ns: int) -> Notification:

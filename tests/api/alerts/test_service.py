@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from api.alerts.notifier import DeliveryCounts
 from api.alerts.selfwatch import Agents, Facts, Patience, Watched, find_troubles, gather_facts, have_all_ended
@@ -18,7 +19,7 @@ from lockstep.state.targets import create_target
 from lockstep.state.tokens import create_token
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
-from tests.api.alerts.build import Alerts, after, alerting, fault, target
+from tests.api.alerts.build import LOOPBACK, Alerts, after, alerting, fault, target
 from tests.api.alerts.receivers import answer, kinds, receiving
 from tests.api.fake_store import AwayStore, away
 from tests.builders import T0, make, rows
@@ -43,6 +44,17 @@ def test_incident_is_told_as_it_begins_changes_and_ends(tmp_path: Path) -> None:
         assert kinds(receiver) == ["incident.opened", "incident.updated", "incident.closed"]
         assert receiver.got[-1].document["data"]["items"][0]["reason"] == "mended"
         assert len({got.headers["webhook-id"] for got in receiver.got}) == 3
+
+
+def test_receiver_of_the_settings_inside_the_site_that_is_not_allowed_is_named_at_the_start(tmp_path: Path) -> None:
+    inside = (target("am", "alertmanager", url=f"http://{host}:9093") for host in ("127.0.0.1", "10.1.2.3"))
+    named = [each.model_copy(update={"name": f"am{number}"}) for number, each in enumerate(inside)]
+    with capture_logs() as logs, alerting(tmp_path, *named, allow=LOOPBACK) as alerts:
+        alerts.round()
+        alerts.round()
+    (line,) = [line for line in logs if line["event"] == "receiver gets nothing"]
+    assert line["target"] == "am1"
+    assert "10.1.2.3" in line["reason"]
 
 
 def test_what_comes_and_goes_is_not_told_each_time(tmp_path: Path) -> None:

@@ -105,9 +105,18 @@ def test_test_message_says_at_once_what_the_receiver_said(api: Api, admin: dict[
     assert receiver.got[0].document["type"] == "dev.lockstep.lockstep.test"
     assert api.get("/api/v1/webhooks/ops/deliveries").json()["items"] == []
     assert [line.what for line in list_audit(api.parts.control, 9)].count("test_target") == 2
-    make(api, admin, name="inside", url="http://169.254.169.254/latest/meta-data")
-    said = api.client.post("/api/v1/webhooks/inside/test", headers=admin).json()
-    assert (said["delivered"], "LOCKSTEP_ALERTS_ALLOW" in said["said"]) == (False, True)
+
+
+def test_receiver_inside_the_site_is_refused_as_it_is_made_or_changed_unless_it_is_allowed(
+    api: Api, admin: dict[str, str]
+) -> None:
+    inside = {"url": "http://169.254.169.254/latest/meta-data", "secrets": [SECRET]}
+    refused = api.client.post("/api/v1/webhooks", json=HOOK | inside, headers=admin)
+    assert "LOCKSTEP_ALERTS_ALLOW='[\"169.254.169.254\"]'" in check_problem(refused, 400, "bad-input")
+    make(api, admin, url="http://127.0.0.1:9093")  # allowed
+    refused = api.client.patch("/api/v1/webhooks/ops", json=inside, headers=admin)
+    assert "an address inside the site" in check_problem(refused, 400, "bad-input")
+    assert [each.url for each in list_targets(api.parts.control)] == ["http://127.0.0.1:9093"]
 
 
 def test_deliveries_are_paged_and_replayed(api: Api, admin: dict[str, str]) -> None:
