@@ -6,9 +6,11 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Annotated, Generic, TypeVar
 
 from fastapi import Depends, Path, Query, Request, Response
+from fastapi.dependencies.models import Dependant
 from pydantic import Field
 
 from analyzer.windows.window import Window
@@ -107,6 +109,23 @@ def add_link(request: Request, response: Response, page: Page[Item]) -> Page[Ite
     if page.next:
         response.headers["Link"] = f'<{request.url.include_query_params(cursor=page.next)}>; rel="next"'
     return page
+
+
+async def refuse_unknown(request: Request) -> None:
+    """Raise BadInput for a parameter that the route does not have: a mistyped filter would show all."""
+    known = _parameters_of(request.scope["route"].dependant)
+    for name in request.query_params:
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            guess = f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(sorted(known)) or 'none'}"
+            raise BadInput(f"there is no parameter {name[:100]!r} here{guess}")
+
+
+def _parameters_of(dependant: Dependant) -> set[str]:
+    return {field.alias for field in dependant.query_params}.union(*map(_parameters_of, dependant.dependencies))
+
+
+KnownParameters = Depends(refuse_unknown)
 
 
 @dataclass(frozen=True)

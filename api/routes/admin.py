@@ -9,7 +9,7 @@ from pydantic import Field
 from api.auth import Admin, Reader
 from api.parts import Held, Parts, parts_of
 from api.problems import problem
-from api.query import Page, Paged
+from api.query import KnownParameters, Page, Paged
 from lockstep.errors import BadInput, ChangedMeanwhile, NotPresent
 from lockstep.state.documents import AuditLine, list_audit
 from lockstep.state.policies import (
@@ -25,7 +25,7 @@ from lockstep.state.policies import (
 from lockstep.state.tokens import Scope, Token, create_token, list_tokens, match_token_id, revoke_token
 from lockstep.verdict import Frozen
 
-router = APIRouter(prefix="/api/v1")
+router = APIRouter(prefix="/api/v1", dependencies=[KnownParameters])
 
 Why = Annotated[str, Field(max_length=1000, description="the reason, kept in the audit")]
 

@@ -20,7 +20,7 @@ from pydantic import Field
 from api.auth import Actor, Admin, Reader
 from api.captures import CaptureFolder, StoredCapture
 from api.parts import Held, Parts, parts_of
-from api.query import Identity, JobName, Page, Paged
+from api.query import Identity, JobName, KnownParameters, Page, Paged
 from api.replaying import Replay, replay_apart
 from lockstep.capture.exchange import export_capture
 from lockstep.capture.files import CaptureWriter
@@ -113,7 +113,7 @@ class Operations:
                 self._known[operation.id] = self._known[operation.id].model_copy(update=changes)
 
 
-router = APIRouter(prefix="/api/v1", tags=["captures"])
+router = APIRouter(prefix="/api/v1", dependencies=[KnownParameters], tags=["captures"])
 
 _CHUNK = 1 << 20
 _MOST_EXPORTS = 4  # at once: each holds a thread and a disk for as long as the store takes

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Path, Query, Request
 
 from api.auth import Reader
 from api.parts import Held, parts_of
-from api.query import HostName, Page, Paged, SinceS, Wanted, add_link
+from api.query import HostName, KnownParameters, Page, Paged, SinceS, Wanted, add_link
 from api.views.checkpoints import Checkpoints, read_checkpoints
 from api.views.fabric import FabricView, read_fabric
 from api.views.hosts import (
@@ -24,7 +24,7 @@ from api.views.hosts import (
 from api.views.jobs import list_steps
 from api.views.ledger import PartHistory, PartSummary, find_part, list_parts
 
-router = APIRouter(prefix="/api/v1", dependencies=[Reader])
+router = APIRouter(prefix="/api/v1", dependencies=[Reader, KnownParameters])
 
 _HOUR_S = 3600
 

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from api.auth import Actor, Reader
 from api.parts import Held, Parts, parts_of
+from api.query import KnownParameters
 from api.views.returned import sightings_at
 from lockstep.decision import Decision
 from lockstep.errors import BadInput, StoreAway
@@ -30,7 +31,7 @@ from lockstep.state.incidents import get_incident, list_incidents
 from lockstep.verdict import Frozen
 from planner.scorecard import find_downtimes, score
 
-router = APIRouter(prefix="/api/v1")
+router = APIRouter(prefix="/api/v1", dependencies=[KnownParameters])
 
 Json = dict[str, Any]
 _MOST = 500  # decisions and incidents that scorecard and ledger look back on

@@ -9,7 +9,19 @@ from analyzer.windows.jobs import read_roster
 from analyzer.windows.window import Window
 from api.auth import Reader, admit_reader
 from api.parts import Held
-from api.query import USUAL, Cursor, Identity, Limit, Page, Paged, Wanted, add_link, read_cursor
+from api.query import (
+    USUAL,
+    Cursor,
+    Identity,
+    KnownParameters,
+    Limit,
+    Page,
+    Paged,
+    Timestamp,
+    Wanted,
+    add_link,
+    read_cursor,
+)
 from api.views.incidents import (
     IncidentDetail,
     IncidentFilter,
@@ -24,7 +36,7 @@ from api.views.timeline import BEFORE_S, Change, Entry, change_key, find_changes
 from lockstep.clock import NS_PER_S
 from lockstep.errors import LockstepError
 from lockstep.state.incidents import get_incident
-from lockstep.verdict import FaultClass
+from lockstep.verdict import FaultClass, Grade, Severity
 
 PATH = "/api/v1/incidents"
 
@@ -62,7 +74,7 @@ def show_page(request: Request, page: RenderedPage) -> Response:
     return answer
 
 
-router = APIRouter(prefix="/api/v1", dependencies=[Reader], tags=["incidents"])
+router = APIRouter(prefix="/api/v1", dependencies=[Reader, KnownParameters], tags=["incidents"])
 
 _MATRIX_NS = 30 * NS_PER_S  # of an incident: as the fault was last seen
 
@@ -74,15 +86,31 @@ async def incidents(
     state: Literal["open", "closed"] | None = None,
     fault_class: Annotated[FaultClass | None, Query(alias="class")] = None,
     component: Wanted = None,
+    host: Wanted = None,
+    grade: Grade | None = None,
+    severity: Severity | None = None,
+    from_ns: Timestamp = None,
+    to_ns: Timestamp = None,
     limit: Limit = USUAL,
     cursor: Cursor = None,
 ) -> Response:
     """Return incidents with their newest verdicts; `next` and the Link header lead to older ones.
 
+    `host` is for parts of a host and links that end at it, `from_ns` and `to_ns` for when they were opened.
     A Lockstep-Analysis header says how far behind the analysis is, where it is: then not all is judged yet.
     """
     after = read_cursor(cursor, int, str)
-    wanted = IncidentFilter(job=job, state=state, fault_class=fault_class, component=component)
+    wanted = IncidentFilter(
+        job=job,
+        state=state,
+        fault_class=fault_class,
+        component=component,
+        host=host,
+        grade=grade,
+        severity=severity,
+        from_ns=from_ns,
+        to_ns=to_ns,
+    )
     pages: IncidentPages = request.app.state.incident_pages
     pages.learn(request.scope["query_string"], (wanted, limit, after))
     return show_page(request, await pages.find(wanted, limit, after))

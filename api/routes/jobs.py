@@ -9,13 +9,13 @@ from analyzer.windows.jobs import read_roster
 from analyzer.windows.window import Window
 from api.auth import Reader
 from api.parts import Held, Parts, parts_of
-from api.query import Attempt, Comm, JobName, Page, Paged, Timestamp, Wanted, read_comm, read_window
+from api.query import Attempt, Comm, JobName, KnownParameters, Page, Paged, Timestamp, Wanted, read_comm, read_window
 from api.views.jobs import Condition, Job, TrainingStep, find_job, list_jobs, list_steps
 from api.views.matrix import MOST_COLUMNS, Lags, Matrix, MatrixCache, read_lags, read_matrix
 from api.views.ranks import Communicator, Rank, find_closed, list_communicators, list_ranks, newest_attempt
 from lockstep.clock import NS_PER_S
 
-router = APIRouter(prefix="/api/v1", dependencies=[Reader], tags=["jobs"])
+router = APIRouter(prefix="/api/v1", dependencies=[Reader, KnownParameters], tags=["jobs"])
 
 _LONGEST_NS = 7 * 86_400 * NS_PER_S  # a matrix of a week comes out of the roll-up by minutes
 _LONGEST_LAGS_NS = 6 * 3600 * NS_PER_S  # lags come out of seconds

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from api.auth import Reader, require_reader
 from api.limits import caller_of
+from api.query import KnownParameters
 from lockstep.errors import BadInput, LockstepError, NotAllowed
 from lockstep.state.database import ControlDatabase
 from lockstep.state.incidents import Change, changes_since, newest_change
@@ -158,7 +159,7 @@ async def _comes(event: asyncio.Event, within_s: float) -> bool:
     return True
 
 
-router = APIRouter(prefix="/api/v1", dependencies=[Reader])
+router = APIRouter(prefix="/api/v1", dependencies=[Reader, KnownParameters])
 
 RETRY_MS = 2_000  # after which a browser whose connection broke comes back
 _NUMBER = re.compile(r"[0-9]{1,18}")

@@ -13,7 +13,7 @@ from api.alerts.service import all_targets
 from api.alerts.transport import check_allowed
 from api.auth import Admin, Reader
 from api.parts import Held, Parts, parts_of
-from api.query import Cursor, Limit, Page, add_link, cut_page, read_cursor
+from api.query import Cursor, KnownParameters, Limit, Page, add_link, cut_page, read_cursor
 from lockstep.alert_settings import Target
 from lockstep.errors import BadInput, NotPresent
 from lockstep.notification import Notification
@@ -31,7 +31,7 @@ from lockstep.state.targets import (
 )
 from lockstep.verdict import Frozen
 
-router = APIRouter(prefix="/api/v1/webhooks", tags=["alerts"])
+router = APIRouter(prefix="/api/v1/webhooks", dependencies=[KnownParameters], tags=["alerts"])
 
 Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="of the receiver")]
 Event = Annotated[str, Path(pattern=r"^evt_[0-9a-f]{26}$", description="id of the message")]

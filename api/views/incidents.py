@@ -16,7 +16,7 @@ from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import list_decisions
 from lockstep.state.documents import read_document
 from lockstep.state.incidents import get_incident, outcomes_of, page_incidents, read_analysis, state_of_incidents
-from lockstep.verdict import FaultClass, Frozen, Incident
+from lockstep.verdict import FaultClass, Frozen, Grade, Incident, Severity
 from lockstep.words import analysis_words
 
 _KEPT_NS = NS_PER_S
@@ -58,6 +58,11 @@ class IncidentFilter(Frozen):
     state: str | None = None
     fault_class: FaultClass | None = None
     component: str | None = None
+    host: str | None = None
+    grade: Grade | None = None
+    severity: Severity | None = None
+    from_ns: int | None = None
+    to_ns: int | None = None
 
 
 _Asked = tuple[IncidentFilter, int, SortKey | None]

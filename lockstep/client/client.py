@@ -29,7 +29,7 @@ from lockstep.clock import Clock, SystemClock
 from lockstep.decision import Decision
 from lockstep.errors import ServerRefused
 from lockstep.execution import Execution, Isolated, Order, OrderKind, Outcome
-from lockstep.verdict import Frozen, Incident
+from lockstep.verdict import Frozen, Grade, Incident, Severity
 
 _SILENCE_S = 60.0  # four times the server's sign of life: a connection that says nothing for longer is dead
 _PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)  # after each failure in a row; the last one stays
@@ -119,10 +119,19 @@ class Client:
         return self._models(AgentView, f"{_API}/agents", {"limit": _PAGE})
 
     def incidents(
-        self, *, job: str | None = None, state: Literal["open", "closed"] | None = None
+        self,
+        *,
+        job: str | None = None,
+        state: Literal["open", "closed"] | None = None,
+        host: str | None = None,
+        grade: Grade | None = None,
+        severity: Severity | None = None,
+        from_ns: int | None = None,
+        to_ns: int | None = None,
     ) -> Iterator[Incident]:
-        """Yield incidents, the newest first."""
-        return self._models(Incident, f"{_API}/incidents", {"job": job, "state": state})
+        """Yield incidents, the newest first; from and to are of when they were opened, the end excluded."""
+        wanted = {"job": job, "state": state, "host": host, "grade": grade, "severity": severity}
+        return self._models(Incident, f"{_API}/incidents", wanted | {"from_ns": from_ns, "to_ns": to_ns})
 
     def incident(self, incident_id: str) -> IncidentFile:
         return self._model(IncidentFile, f"{_API}/incidents/{_part(incident_id)}")

@@ -10,6 +10,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Table,
+    case,
     cast,
     delete,
     func,
@@ -49,7 +50,7 @@ from lockstep.state.tables import (
     OUTCOMES,
     VERDICT_CHANGES,
 )
-from lockstep.verdict import FaultClass, Frozen, Grade, Incident, Side
+from lockstep.verdict import STOPS_JOB, FaultClass, Frozen, Grade, Incident, Side
 
 Kind = Literal["incident", "decision", "execution"]
 
@@ -281,17 +282,46 @@ def page_incidents(
     state: str | None = None,
     fault_class: str | None = None,
     component: str | None = None,
+    host: str | None = None,
+    grade: str | None = None,
+    severity: str | None = None,
+    from_ns: int | None = None,
+    to_ns: int | None = None,
     limit: int = 100,
     before: tuple[int, str] | None = None,
 ) -> list[StoredIncident]:
-    """Return stored incidents, the newest first; `before` is (opened_ns, id) of the last one of the page above."""
+    """Return stored incidents, the newest first; `before` is (opened_ns, id) of the last one of the page above.
+
+    A host's are of its own parts and of what ends at it. From and to are of when they were opened, the end excluded.
+    """
     whole = select(INCIDENTS.c.opened_ns, INCIDENTS.c.id, INCIDENTS.c.document)
     query = matching(whole, (INCIDENTS.c.job, job), (INCIDENTS.c.state, state))
+    if from_ns is not None:
+        query = query.where(INCIDENTS.c.opened_ns >= from_ns)
+    if to_ns is not None:
+        query = query.where(INCIDENTS.c.opened_ns < to_ns)
     page = newest_first(query, INCIDENTS.c.opened_ns, INCIDENTS.c.id, limit, before)
     with db.read() as connection:
-        for name, value in (("class", fault_class), ("component", component)):
+        for name, value in (("class", fault_class), ("component", component), ("grade", grade)):
             page = page if value is None else page.where(_verdict_field(connection, name) == value)
+        if host is not None:
+            page = page.where(_is_at(_verdict_field(connection, "component"), host))
+        if severity is not None:
+            page = page.where(_severity_of(connection) == severity)
         return [StoredIncident(*row) for row in connection.execute(page)]
+
+
+def _is_at(component: ColumnElement[str], host: str) -> ColumnElement[bool]:
+    """Return whether a part is of a host or ends at it: host:h3, gpu:h3/2, nic:h3/eth1, link:leaf1--h3/eth1."""
+    whole = component + "--"
+    ways = (f"{before}{host}{after}" for before in (":", "--") for after in ("/", "--"))
+    return or_(*(whole.contains(way, autoescape=True) for way in ways))
+
+
+def _severity_of(connection: Connection) -> ColumnElement[str]:
+    """Return the severity as `Verdict.severity` has it, in older verdicts, too."""
+    written = func.coalesce(_verdict_field(connection, "impact", "severity"), "warning")
+    return case((_verdict_field(connection, "class").in_(STOPS_JOB), "critical"), else_=written)
 
 
 def state_of_incidents(db: ControlDatabase) -> tuple[int, int]:
@@ -318,9 +348,9 @@ def deliveries_about(db: ControlDatabase, incident: str) -> list[Delivery]:
         return [delivery_of(row) for row in rows]
 
 
-def _verdict_field(connection: Connection, name: str) -> ColumnElement[str]:
+def _verdict_field(connection: Connection, *names: str) -> ColumnElement[str]:
     """Return a field of the verdict in an incident's document; each database reads JSON text in its own way."""
     text = INCIDENTS.c.document
     document = cast(text, JSON) if connection.dialect.name == "postgresql" else type_coerce(text, JSON)
-    field: ColumnElement[str] = document["verdict", name].as_string()
+    field: ColumnElement[str] = document[("verdict", *names)].as_string()
     return field

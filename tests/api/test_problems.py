@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.routing import APIRoute
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.app import create_app
 from api.problems import name_operation
-from api.query import Page, SortKey, cut_page, cut_sorted, digest_of, read_cursor, write_cursor
+from api.query import Page, SortKey, cut_page, cut_sorted, digest_of, read_cursor, refuse_unknown, write_cursor
 from lockstep.errors import (
     BadInput,
     BadSettings,
@@ -66,6 +68,22 @@ def test_each_of_our_errors_has_its_status_and_keeps_its_sentence(
     answer = shared_api.get(INCIDENTS)
     assert "said" in check_problem(answer, status, slug)
     assert ("Retry-After" in answer.headers) == (status == 503)
+
+
+def test_parameter_that_a_route_does_not_have_is_refused_and_not_ignored(shared_api: Api) -> None:
+    mistyped = shared_api.get(INCIDENTS, {"stat": "open"})
+    assert check_problem(mistyped, 400, "bad-input") == "there is no parameter 'stat' here; did you mean 'state'?"
+    strange = shared_api.get("/api/v1/hosts", {"xyz": "1"})
+    assert "there is no parameter 'xyz' here; known are cursor, " in check_problem(strange, 400, "bad-input")
+    assert shared_api.get(INCIDENTS, {"limit": 1, "state": "open", "class": "crash"}).status_code == 200
+    routes = [route for route in create_app(shared_api.parts).routes if isinstance(route, APIRoute)]
+    careless = {
+        route.path
+        for route in routes
+        if route.path.startswith("/api/v1/")
+        and refuse_unknown not in {each.call for each in route.dependant.dependencies}
+    }
+    assert careless == {"/api/v1/ingest", *(path for path in careless if path.startswith("/api/v1/intake/"))}
 
 
 COPY = Path(__file__).parents[2] / "docs" / "openapi.json"

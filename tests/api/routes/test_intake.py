@@ -137,7 +137,7 @@ def test_token_of_a_host_tells_of_that_host_only(light_api: Api) -> None:
     refused = post(
         light_api, ALERTS, notification(alert(host="h3", startsAt="2024-05-01T09:00:00Z"), alert(host="h4")), token
     )
-    assert "this token is for h3, the news is about h4" in check_problem(refused, 403, "wrong-host")
+    assert "this token is for h3, the event is about h4" in check_problem(refused, 403, "wrong-host")
     assert len(stored_messages(light_api)) == 1
 
 

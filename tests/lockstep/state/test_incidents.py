@@ -1,10 +1,10 @@
 """Incidents come back as saved, page by page, with what changed and when; detail requests reach their hosts."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -120,19 +120,31 @@ def incidents(draw: st.DrawFn, prefix: str) -> list[Incident]:
     for number in range(draw(st.integers(0, 6))):
         job, state = draw(st.sampled_from(JOBS)), draw(st.sampled_from(STATES))
         usual = incident(f"{prefix}{number}", job=job, state=state, opened_ns=draw(st.integers(0, 3)))
-        fault_class, component = draw(st.sampled_from(CLASSES)), draw(st.sampled_from(PARTS))
-        made.append(with_verdict(usual, fault_class=fault_class, component=component))
+        verdict = {name: draw(st.sampled_from(FILTERS[name])) for name in ("fault_class", "component", "grade")}
+        impact = usual.verdict.impact.model_copy(update={"severity": draw(st.sampled_from(SEVERITIES))})
+        made.append(with_verdict(usual, **verdict, impact=impact))
     return made
 
 
-FILTERS = {"job": JOBS, "state": STATES, "fault_class": CLASSES, "component": (*PARTS, "x' OR '1'='1")}
+SEVERITIES = ("critical", "warning", "info")
+FILTERS: Mapping[str, Sequence[str | int]] = {
+    "job": JOBS,
+    "state": STATES,
+    "fault_class": CLASSES,
+    "component": (*PARTS, "x' OR '1'='1"),
+    "grade": ("isolate", "alert", "note"),
+    "severity": SEVERITIES,
+    "host": ("h0", "h_0", "leaf%", "h", "%", "eth0"),
+    "from_ns": (1, 2),
+    "to_ns": (2, 3),
+}
 WANTED = st.fixed_dictionaries({name: st.none() | st.sampled_from(values) for name, values in FILTERS.items()})
 
 
 @given(incidents("i"), incidents("later"), st.integers(1, 3), WANTED)
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_incident_that_is_wanted_is_seen_once_and_in_order(
-    db: ControlDatabase, here: list[Incident], later: list[Incident], limit: int, wanted: dict[str, str | None]
+    db: ControlDatabase, here: list[Incident], later: list[Incident], limit: int, wanted: dict[str, Any]
 ) -> None:
     with db.begin() as connection:
         for table in ("verdict_changes", "changes", "incidents"):
@@ -151,9 +163,20 @@ def test_every_incident_that_is_wanted_is_seen_once_and_in_order(
     assert set(seen) <= expected | {(each.opened_ns, each.id) for each in later if fits(each, wanted)}
 
 
-def fits(incident: Incident, wanted: Mapping[str, str | None]) -> bool:
-    facts = {**incident.verdict.model_dump(), "job": incident.job, "state": incident.state}
-    return all(value is None or facts[name] == value for name, value in wanted.items())
+def fits(incident: Incident, wanted: Mapping[str, Any]) -> bool:
+    verdict = incident.verdict
+    facts = {**verdict.model_dump(), "severity": verdict.severity, "job": incident.job, "state": incident.state}
+    checks: dict[str, Callable[[Any], bool]] = {
+        "host": lambda host: (
+            host in {end.partition("/")[0] for end in verdict.component.partition(":")[2].split("--")}
+        ),
+        "from_ns": lambda from_ns: incident.opened_ns >= from_ns,
+        "to_ns": lambda to_ns: incident.opened_ns < to_ns,
+    }
+    return all(
+        value is None or (checks[name](value) if name in checks else facts[name] == value)
+        for name, value in wanted.items()
+    )
 
 
 def test_outcomes_are_found_and_every_change_moves_the_state(db: ControlDatabase) -> None:
