@@ -153,6 +153,35 @@ def test_rank_that_saves_a_checkpoint_every_few_steps_is_not_blamed(ranks: int) 
     assert find_stragglers(facts, StragglerMemory(), where, StragglerOptions())[0] == []
 
 
+@pytest.mark.parametrize("steps_late", [(0, 1, 3, 4), (2, 3, 4)])
+def test_rank_0_that_pauses_in_some_steps_does_what_the_program_asks_until_it_comes_again(
+    steps_late: tuple[int, ...],
+) -> None:
+    """Rank 0 alone saves, logs and evaluates; of any other rank the same pauses are its host's."""
+
+    def follow(rank: int) -> list[list[tuple[str, float]]]:
+        memory, said = StragglerMemory(), []
+        for begin_ns in (0, 10_000 * MS):
+            pauses: Extra = lambda step, act, each: 90.0 * (each == rank and act == 0 and step in steps_late)  # noqa: E731
+            job = Job(6, world(6), gpus_per_host=1, host=pauses, begin_ns=begin_ns)
+            where = context(job.roster(), begin_ns, period_ns=200 * MS)
+            findings, memory = find_stragglers(StragglerFacts(job.play()), memory, where, StragglerOptions())
+            said.append([(finding.component, finding.likelihood) for finding in findings])
+        return said
+
+    assert follow(0) == [[], [("host:h0", 0.6)]]
+    assert follow(3) == [[("host:h3", 0.97)]] * 2
+
+
+def test_rank_0_that_is_late_in_every_step_is_named_at_once_as_is_its_whole_host() -> None:
+    job = Job(6, world(6), gpus_per_host=1, steps=9, host=late(0, 90.0))
+    where = context(job.roster(), period_ns=250 * MS)
+    (finding,), _ = find_stragglers(StragglerFacts(job.play()), StragglerMemory(), where, StragglerOptions())
+    assert (finding.component, finding.likelihood) == ("host:h0", 0.97)
+    job = Job(6, world(6), gpus_per_host=2, host=lambda step, act, rank: 90.0 * (rank < 2 and act == 0 and step < 4))
+    assert [component for _, component in named(job)] == ["host:h0"]
+
+
 def test_lateness_counts_where_somebody_waits_and_a_throttled_gpu_says_so() -> None:
     job = Job(16, world(16), gpu=late(SLOW, 80.0))
     rows = job.play()
