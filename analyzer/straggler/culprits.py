@@ -19,6 +19,7 @@ Kind = Literal["gpu", "hot_host", "rank", "host"]
 _SURE_SIGMAS, _SURE_PEERS, _SURE_SHARE = 10.0, 3, 0.05
 _LIKELY, _LESS_LIKELY = 0.97, 0.88
 _THAN = {"peers": "its peers", "before": "it used to, and no other stage does,"}
+_OF_ALL = {"peers": "their peers", "before": "they used to, and no other stage does"}
 _UNKNOWN_WHY = 0.6  # slow GPUs are more common than late processes, but not by much
 _PAUSES = 0.6  # that the host of rank 0 makes it late now and then, and not what the program does there
 
@@ -105,13 +106,13 @@ def _reason(culprit: Culprit, first: Process, heat: str | None) -> str:
             )
         case "hot_host":
             return (
-                f"all {len(culprit.processes)} GPUs of {first.host} compute longer than their peers; the others wait "
-                f"for them {lost}: look at power and cooling of the host"
+                f"all {len(culprit.processes)} GPUs of {first.host} compute longer than {_OF_ALL[culprit.than]}; "
+                f"the others wait for them {lost}: look at power and cooling of the host"
             )
         case "rank" if culprit.is_pausing:
             return (
-                f"the process of {name} on {first.host} enqueues late in some steps and not in others; the others wait "
-                f"for it {lost}: see whether it saves, logs or evaluates in those, else look at the CPU of its host"
+                f"the process of {name} on {first.host} enqueues late in some steps and not in others; the others "
+                f"wait for it {lost}: see whether it saves, logs or evaluates in those, else look at its host"
             )
         case "rank":
             return (
@@ -122,6 +123,8 @@ def _reason(culprit: Culprit, first: Process, heat: str | None) -> str:
             what = (
                 "late once a step and in time for the rest of it: look at its data loader and its storage"
                 if culprit.is_once_per_step
+                else "they did not before: look at its data loader, its storage and its CPU"
+                if culprit.than == "before"
                 else "late all over the step: look at its CPU"
             )
             return f"all ranks of {first.host} enqueue late, the others wait for them {lost}; {what}"
@@ -158,7 +161,7 @@ def _ruled_out(culprit: Culprit, first: Process, context: Context) -> tuple[Rule
 
 
 # By whether it is the GPU's doing and whether all of a host are late; where nobody knows, the GPU stands first.
-_KINDS: dict[tuple[bool, bool], Kind] = {
+KINDS: dict[tuple[bool, bool], Kind] = {
     (True, False): "gpu",
     (True, True): "hot_host",
     (False, False): "rank",
@@ -206,7 +209,7 @@ def group_stragglers(
     for (host, is_gpu), rows in groups.items():
         is_whole = len(rows) > 1 and len(rows) >= options.host_share * ranks_of[host]
         parts = [[row] for row in rows] if is_gpu and not is_whole else [rows]
-        culprits += [_as_culprit(excess, part, _KINDS[is_gpu, is_whole], context, options) for part in parts]
+        culprits += [_as_culprit(excess, part, KINDS[is_gpu, is_whole], context, options) for part in parts]
     return culprits
 
 

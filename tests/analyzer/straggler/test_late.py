@@ -447,6 +447,33 @@ def test_two_ranks_are_held_against_their_own_past() -> None:
     assert watch([usual, usual, slow]) == [[], [], ["host:h1"]]
 
 
+@pytest.mark.parametrize(("late_by", "what"), [("gpu", "all 2 GPUs of h1"), ("host", "they did not before")])
+def test_all_ranks_of_a_stage_that_is_a_host_are_held_against_their_past(late_by: str, what: str) -> None:
+    """Two stages of two ranks: both of a host are late, each the only peer of the other."""
+    usual = Job(4, [*pipeline(4, stages=2), *pipeline(4, stages=2)], gpus_per_host=2, steps=12)
+
+    def both(step: int, act: int, rank: int) -> float:
+        return 200.0 * (rank in (2, 3) and act == 1)
+
+    slow = dataclasses.replace(usual, **{late_by: both})
+    assert watch([usual, usual, slow]) == [[], [], ["host:h1"]]
+    memory = StragglerMemory()
+    for number, job in enumerate([usual, usual, slow]):
+        seen = context(job.roster(), begin_ns=number * 5 * SECOND)
+        findings, memory = find_stragglers(StragglerFacts(job.play()), memory, seen, StragglerOptions())
+    assert what in findings[0].reason
+    everybody = dataclasses.replace(usual, **{late_by: lambda step, act, rank: 200.0})
+    assert watch([usual, usual, everybody]) == [[], [], []]
+
+
+def test_job_that_became_slower_needs_no_more_operations_than_it_still_does_and_a_pause_makes_none_slower() -> None:
+    usual = Job(2, world(2), gpus_per_host=1, steps=12)
+    slow = dataclasses.replace(usual, steps=4, host=late(1, 800.0))
+    assert watch([usual, usual, slow]) == [[], [], ["host:h1"]]
+    paused = dataclasses.replace(usual, host=once(1, 2_000.0))
+    assert watch([usual, usual, paused, paused]) == [[], [], [], []]
+
+
 def test_rank_of_three_has_its_peers_also_where_a_window_cuts_one_of_them_off() -> None:
     job = Job(3, world(3), gpus_per_host=1, gpu=late(2, 80.0))
     rows = job.play()
@@ -458,7 +485,7 @@ def test_ranks_that_become_known_late_do_not_change_who_was_late() -> None:
     """Numbers of processes follow their ranks: where rank 0 tells of itself last, all others move up by one."""
     roster, first = (Job(ranks, world(ranks), gpus_per_host=1).roster() for ranks in (5, 4))
     without = dataclasses.replace(first, world_rank_of=first.world_rank_of + 1)
-    since, own = StragglerSince(T0, T0 - SECOND), OwnTimes(T0, np.ones(4), np.ones(4), np.ones(4))
+    since, own = StragglerSince(T0, T0 - SECOND), OwnTimes(T0, *(np.ones(4) for _ in range(4)))
     held, steps = PastWaits(held=frozenset({3})), (SlowStep(1, T0, 1.0),)
     memory = StragglerMemory(slow_steps=steps, waits=held, own=(own,), straggling_since={2: since}, roster=without)
     moved = memory.renumbered(roster)
