@@ -14,7 +14,7 @@ from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
 from lockstep.store.together import WHOSE
 
-_UNEVEN = 1.25  # times as many sends and receives as another rank of an exchange, and one exchange more: lost rows
+_UNEVEN = 1.25  # times as many operations as another rank in a second, and one more: lost rows
 _MOST_LINKS = 0.9  # of those between all hosts of an exchange: rows may be lost
 
 # Gaps of `op_stats` are counted inside one communicator, so what a rank did not spend in operations of any of them
@@ -135,9 +135,11 @@ def sum_seconds(
     )
     rows = len(pairs)
     who, when = np.divmod(pairs, max(len(seconds), 1))
-    # Who comes late ends the last operation of a second in the next one; it took about as long as the others.
+    # Who comes late, or by another clock, ends the last operations of a second in the next one; they took about as
+    # long as its others. Where many are missing, rows are lost.
     usual = median_of(count, when)
-    done = np.where((np.abs(usual - count) <= 1) & ~mixed[who], usual, count)
+    is_alike = np.maximum(usual, count) <= _UNEVEN * np.minimum(usual, count) + 1
+    done = np.where(is_alike & ~mixed[who], usual, count)
     # An operation may have begun in the second before: only differences mean something.
     own_ns = long_ns - busy * np.divide(done, count, out=np.ones(rows), where=count > 0)
     return Operations(

@@ -326,18 +326,21 @@ def test_in_sums_of_seconds_nobody_is_named_where_another_is_late_by_nearly_as_m
     assert said == [["gpu:h1/4"], []]
 
 
-def test_in_sums_a_late_host_is_compared_though_its_last_operation_of_a_second_ends_in_the_next() -> None:
-    """Steps of 0.4 s: an operation of 30 ms, then one of 70 ms, and the ranks of h1 come 100 ms late each time."""
+@pytest.mark.parametrize(("each", "more"), [(4, 1), (40, 10)])
+def test_in_sums_a_late_host_is_compared_though_it_ends_operations_of_a_second_in_the_next(
+    each: int, more: int
+) -> None:
+    """The ranks of h1 spend 250 ms of a second less in operations, and end some of them in the next one."""
     process, ts_ns = np.repeat(np.arange(24), 6), np.tile(T0 + np.arange(6) * SECOND, 24)
     is_late, is_odd = process // 8 == 1, np.tile(np.arange(6) % 2 == 1, 24)
-    count = np.where(is_late, np.where(is_odd, 5, 4), np.where(is_odd, 4, 5))
-    busy_ns = count * 50 * MS + (~is_late) * 250 * MS
+    count = each + more * (is_late == is_odd)
+    busy_ns = count * 200 * MS // each + (~is_late) * 250 * MS
     no_stage, leads_ns = np.zeros(24, np.uint64), np.full(24, 300.0 * MS)
     sums = sum_seconds(process, ts_ns, count, busy_ns.astype(float), count < 0, leads_ns, no_stage)
     (finding,) = found(StragglerFacts(sums, are_sums=True), Job(24, world(24)))
     assert (finding.component, finding.evidence[0]["late"]) == ("host:h1", "host")
-    count = np.where(is_late, 2, 5)  # most of its rows are lost, and with them the time in operations
-    sums = sum_seconds(process, ts_ns, count, count * 100.0 * MS, count < 0, leads_ns, no_stage)
+    count = each * np.where(is_late, 1, 3)  # most of its rows are lost, and with them the time in operations
+    sums = sum_seconds(process, ts_ns, count, count * 200.0 * MS / each, count < 0, leads_ns, no_stage)
     assert found(StragglerFacts(sums, are_sums=True), Job(24, world(24))) == []
 
 
