@@ -300,7 +300,9 @@ def _simulate_world(store: Store, world: World) -> tuple[TopologyIndex, Truth, K
         for fault in world.scenario.expect
         if fault.fault_class in ("comm_slow", "comm_hang")  # of who is late, connections say nothing
     }
-    facts = Facts(simulation.steps, _healthy_steps(world), simulation.pairs(), simulation.stands_still, twins)
+    beside = [step for job, _ in jobs[1:] for step in job.steps]
+    healthy = _healthy_steps(world)
+    facts = Facts(simulation.steps, healthy, simulation.pairs(), simulation.stands_still, twins, beside)
     truth = Truth(_usual_step_s(simulation.steps, world.scenario))
     return TopologyIndex(simulation.topology), truth, find_truth(world, facts)
 

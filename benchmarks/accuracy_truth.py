@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.accuracy_chain import fused_name
 from benchmarks.accuracy_faults import JOB
-from benchmarks.accuracy_worlds import World
+from benchmarks.accuracy_worlds import OTHER, World
 from lockstep.topology import split_end
 from lockstep.verdict import STOPS_JOB
 from simulator.faults import over_s
@@ -50,6 +50,7 @@ class Facts:
     stands_still: bool
     # Of parts at fault: others that exactly the same connections cross.
     twins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    neighbour_steps: Sequence[Step] = ()  # of the job beside it
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Known:
 
 def find_truth(world: World, facts: Facts) -> Known:
     """Return what is to be said of a world."""
-    known = Known(allowed=_of_background(world))
+    known = Known(allowed=(*_of_background(world), *_of_neighbour(world, facts)))
     for fault in world.scenario.expect:
         named = _with_twins(_with_names(fault, world, facts), facts)
         why = why_unseen(fault, world, facts)
@@ -82,6 +83,17 @@ def _of_background(world: World) -> tuple[Expectation, ...]:
         return ()
     fields = {"class": "global_slow", "component": f"job:{JOB}", "within_s": world.scenario.duration_s}
     return (Expectation.model_validate(fields | {"also_right": ("job:neighbour",)}),)
+
+
+def _of_neighbour(world: World, facts: Facts) -> Iterator[Expectation]:
+    """Yield that the other job may be called slower where its steps are, since a fault of what both share."""
+    for fault in world.scenario.expect:
+        began_s, steps = fault.after_s or 0.0, facts.neighbour_steps[_FIRST_STEPS:]
+        before = [length for begin, length in steps if begin + length <= began_s]
+        since = [length for begin, length in steps if begin >= began_s]
+        if before and since and median(since) >= (1 + _LEAST_COST) * median(before):
+            fields = {"class": "global_slow", "component": f"job:{OTHER}", "within_s": world.scenario.duration_s}
+            yield Expectation.model_validate(fields)
 
 
 def why_unseen(fault: Expectation, world: World, facts: Facts) -> str:

@@ -91,7 +91,9 @@ def judge_delays(delays: Delays, past: Past, pairs: int, window_ns: int, options
         nearly = (least_ratio > 1 + (slow_ratio - 1) * options.beside_part) & (sigmas >= options.beside_sigmas)
         doubtful = nearly & ~is_chance & (lost >= options.beside_part * options.min_lost_share)
         # What does not stand out is unequal by nature: unless that is learnt, nothing tells when it changes.
+        # Waits that are a pair's own show the begin of a fault, which must not become the past it is held against.
         wary = (ratio >= options.slow_ratio) & (nearly | (has_past & (sigmas >= options.slow_sigmas)))
+        wary |= nearly & ~follows
     return Score(ratio, sigmas, slow, per_byte, wary, large, costly, error, operations, has_past, doubtful, shared)
 
 

@@ -19,7 +19,9 @@ Kind = Literal["gpu", "hot_host", "rank", "host"]
 _SURE_SIGMAS, _SURE_PEERS, _SURE_SHARE = 10.0, 3, 0.05
 _LIKELY, _LESS_LIKELY = 0.97, 0.88
 _THAN = {"peers": "its peers", "before": "it used to, and no other stage does,"}
+_OF_ALL = {"peers": "their peers", "before": "they used to, and no other stage does"}
 _UNKNOWN_WHY = 0.6  # slow GPUs are more common than late processes, but not by much
+_PAUSES = 0.6  # that the host of rank 0 makes it late now and then, and not what the program does there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,7 @@ class Culprit:
     than: Literal["peers", "before"] = "peers"  # what it is slower than: those, or itself, which they are not
     is_once_per_step: bool = False
     knows_why: bool = True  # whether the GPU or the process is late; else only that the rank is
+    is_pausing: bool = False  # rank 0 alone, late in some steps: it saves, logs and evaluates
     slow_steps: int = 0  # when it was slow only now and then: how often
     since_ns: int | None = None
     is_stale: bool = False  # late in nothing that the evaluation before had not seen
@@ -73,6 +76,8 @@ def _ambiguous_with(culprit: Culprit, first: Process, context: Context) -> tuple
 def _likelihood(culprit: Culprit, heat: str | None) -> float:
     if not culprit.knows_why and not heat:
         return _UNKNOWN_WHY
+    if culprit.is_pausing:
+        return _PAUSES
     is_sure = (
         culprit.sigmas >= _SURE_SIGMAS and culprit.peers >= _SURE_PEERS and culprit.share >= _SURE_SHARE
     ) or heat
@@ -101,8 +106,13 @@ def _reason(culprit: Culprit, first: Process, heat: str | None) -> str:
             )
         case "hot_host":
             return (
-                f"all {len(culprit.processes)} GPUs of {first.host} compute longer than their peers; the others wait "
-                f"for them {lost}: look at power and cooling of the host"
+                f"all {len(culprit.processes)} GPUs of {first.host} compute longer than {_OF_ALL[culprit.than]}; "
+                f"the others wait for them {lost}: look at power and cooling of the host"
+            )
+        case "rank" if culprit.is_pausing:
+            return (
+                f"the process of {name} on {first.host} enqueues late in some steps and not in others; the others "
+                f"wait for it {lost}: see whether it saves, logs or evaluates in those, else look at its host"
             )
         case "rank":
             return (
@@ -113,6 +123,8 @@ def _reason(culprit: Culprit, first: Process, heat: str | None) -> str:
             what = (
                 "late once a step and in time for the rest of it: look at its data loader and its storage"
                 if culprit.is_once_per_step
+                else "they did not before: look at its data loader, its storage and its CPU"
+                if culprit.than == "before"
                 else "late all over the step: look at its CPU"
             )
             return f"all ranks of {first.host} enqueue late, the others wait for them {lost}; {what}"
@@ -149,7 +161,7 @@ def _ruled_out(culprit: Culprit, first: Process, context: Context) -> tuple[Rule
 
 
 # By whether it is the GPU's doing and whether all of a host are late; where nobody knows, the GPU stands first.
-_KINDS: dict[tuple[bool, bool], Kind] = {
+KINDS: dict[tuple[bool, bool], Kind] = {
     (True, False): "gpu",
     (True, True): "hot_host",
     (False, False): "rank",
@@ -167,6 +179,7 @@ class GroupingOptions:
     gpu_share: float = 0.5  # of the delay in which the GPU was waited for: then it is the GPU
     once_per_step: float = 1.5  # late operations a step: more than the first one of a step is no data loader,
     once_share: float = 0.7  # unless others were in time: a starved CPU is late for nearly all operations
+    every_share: float = 0.8  # of the steps: late in each by half as much more or less, 1 / (1 + 0.5^2)
     min_spread: float = 0.004  # of the time, as for finding them
 
     def limit(self, context: Context) -> float:
@@ -188,7 +201,7 @@ def group_stragglers(
     """Return the culprits behind late processes."""
     hosts = context.roster.host_of[excess.processes]
     ranks_of = Counter(hosts.tolist()) if len(stragglers) else Counter[str]()
-    by_gpu = (without_worst(excess.gpu) >= options.gpu_share * excess.lasting) | ~excess.knows_gpu
+    by_gpu = _is_by_gpu(excess, options) | ~excess.knows_gpu
     groups: dict[tuple[str, bool], list[int]] = {}
     for row in stragglers.tolist():
         groups.setdefault((hosts[row], bool(by_gpu[row])), []).append(row)
@@ -196,8 +209,27 @@ def group_stragglers(
     for (host, is_gpu), rows in groups.items():
         is_whole = len(rows) > 1 and len(rows) >= options.host_share * ranks_of[host]
         parts = [[row] for row in rows] if is_gpu and not is_whole else [rows]
-        culprits += [_as_culprit(excess, part, _KINDS[is_gpu, is_whole], context, options) for part in parts]
+        culprits += [_as_culprit(excess, part, KINDS[is_gpu, is_whole], context, options) for part in parts]
     return culprits
+
+
+def is_first_rank_alone(
+    excess: Excess, stragglers: np.ndarray, context: Context, options: GroupingOptions
+) -> np.ndarray:
+    """Say of each straggler whether it is rank 0, not by its GPU's doing, and no other of its host is late.
+
+    What the program has one rank do for all, it has rank 0 do: save, log and evaluate.
+    """
+    roster, processes = context.roster, excess.processes[stragglers]
+    _, of, count = np.unique(roster.host_of[processes], return_inverse=True, return_counts=True)
+    is_alone = (roster.world_rank_of[processes] == 0) & (count[of] == 1)
+    late: np.ndarray = is_alone & ~(_is_by_gpu(excess, options) & excess.knows_gpu)[stragglers]
+    return late
+
+
+def _is_by_gpu(excess: Excess, options: GroupingOptions) -> np.ndarray:
+    by_gpu: np.ndarray = without_worst(excess.gpu) >= options.gpu_share * excess.lasting
+    return by_gpu
 
 
 def _as_culprit(excess: Excess, rows: list[int], kind: Kind, context: Context, options: GroupingOptions) -> Culprit:
@@ -211,8 +243,16 @@ def _as_culprit(excess: Excess, rows: list[int], kind: Kind, context: Context, o
         sigmas=float((lasting[rows].min() - np.median(lasting)) / spread),
         peers=int(excess.peers[rows].min()),
         is_once_per_step=_is_once_per_step(excess, rows, context, options),
+        is_pausing=bool(is_first_rank_alone(excess, np.array(rows), context, options)[0])
+        and not _is_in_every_step(excess, rows[0], context, options),
         is_stale=not excess.is_late_still[rows].any(),
     )
+
+
+def _is_in_every_step(excess: Excess, row: int, context: Context, options: GroupingOptions) -> bool:
+    """Say whether one is late in about as many operations as there were steps since it was first."""
+    steps = excess.since_share[row] * excess.span_ns / context.period_ns if context.period_ns else np.inf
+    return bool(excess.spread_over[row] >= options.every_share * steps)
 
 
 def _is_once_per_step(excess: Excess, rows: list[int], context: Context, options: GroupingOptions) -> bool:

@@ -156,10 +156,19 @@ class Excess:
     @property
     def kept_up(self) -> np.ndarray:
         """Return in which share of the stretches each process was late since it was first: 1 is always."""
-        late = self.own >= np.maximum(self.lasting, 1e-9)[:, None] / 2 / self.own.shape[1]
-        since = late.shape[1] - late.argmax(axis=1)
-        share: np.ndarray = late.sum(axis=1) / since
+        share: np.ndarray = self._is_late.mean(axis=1) / self.since_share
         return share
+
+    @property
+    def since_share(self) -> np.ndarray:
+        """Return the share of the stretches from the first one on in which each process was late."""
+        share: np.ndarray = 1 - self._is_late.argmax(axis=1) / self.own.shape[1]
+        return share
+
+    @property
+    def _is_late(self) -> np.ndarray:
+        late: np.ndarray = self.own >= np.maximum(self.lasting, 1e-9)[:, None] / 2 / self.own.shape[1]
+        return late
 
     @property
     def lasting(self) -> np.ndarray:

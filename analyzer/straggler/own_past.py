@@ -6,11 +6,11 @@ job becomes slower, and the own time of one rank has grown while that of no othe
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analyzer.straggler.culprits import Culprit
+from analyzer.straggler.culprits import KINDS, Culprit
 from analyzer.straggler.excess import find_roles
 from analyzer.straggler.operations import Operations
 from analyzer.windows.window import Context
@@ -25,7 +25,7 @@ class OwnPastOptions:
     min_past: int = 2  # evaluations that share nothing with this one
     most_peers: int = 1  # with more, they are asked
     min_ranks: int = 2  # that can be compared with their past
-    min_operations: int = 20  # of a rank in an evaluation: fewer are a few steps
+    min_operations: int = 20  # of a rank in an evaluation at its usual pace: fewer are a few steps
     min_share: float = 0.10  # of the time that its growth costs: as much as among few peers
     apart: float = 3.0  # times what the next one's own time has grown
     slower: float = 0.87  # operations in a second, of those before: as of any job that became slower
@@ -34,12 +34,20 @@ class OwnPastOptions:
 
 @dataclass(frozen=True)
 class OwnTimes:
-    """What each process took for itself before an operation, in the mean of an evaluation; NaN: of too few."""
+    """What each process took for itself before an operation, in the mean of an evaluation without the longest time.
+
+    A pause happens once. NaN where a process has peers.
+    """
 
     end_ns: int
     own_ns: np.ndarray  # by process
     gpu_ns: np.ndarray  # the part of it in which the operation was enqueued already
     per_s: np.ndarray  # operations
+    operations: np.ndarray  # that were seen
+
+    def forget_few(self, least: float | np.ndarray) -> "OwnTimes":
+        """Return the times without those of processes that did fewer operations."""
+        return replace(self, own_ns=np.where(self.operations >= least, self.own_ns, np.nan))
 
 
 def measure_own(rows: Operations, context: Context, options: OwnPastOptions) -> OwnTimes | None:
@@ -49,12 +57,17 @@ def measure_own(rows: Operations, context: Context, options: OwnPastOptions) -> 
     if not fine.any() or processes > options.most_ranks:
         return None
     rows = rows.take(fine)
-    counts = np.bincount(rows.process, minlength=processes).astype(np.float64)
-    counts[(counts < options.min_operations) | _has_peers(rows, processes, options)] = np.nan
-    sums = (np.bincount(rows.process, weights=part, minlength=processes) for part in (rows.gap_ns, rows.gpu_ns))
-    own_ns, gpu_ns = (each / counts for each in sums)
+    operations = np.bincount(rows.process, minlength=processes)
+    counts = np.where(_has_peers(rows, processes, options) | (operations < 2), np.nan, operations)
+    longest = np.lexsort((rows.gap_ns, rows.process))[np.cumsum(operations)[operations > 0] - 1]
+    rest = np.delete(np.arange(len(rows)), longest)
+    sums = (
+        np.bincount(rows.process[rest], weights=part[rest], minlength=processes)
+        for part in (rows.gap_ns, rows.gpu_ns)
+    )
+    own_ns, gpu_ns = (each / (counts - 1) for each in sums)
     span_s = float((rows.start_ns + rows.dur_ns).max() - rows.start_ns.min()) / NS_PER_S
-    return OwnTimes(context.window.end_ns, own_ns, gpu_ns, counts / max(span_s, 1e-3))
+    return OwnTimes(context.window.end_ns, own_ns, gpu_ns, counts / max(span_s, 1e-3), operations)
 
 
 def _has_peers(rows: Operations, processes: int, options: OwnPastOptions) -> np.ndarray:
@@ -68,30 +81,38 @@ def _has_peers(rows: Operations, processes: int, options: OwnPastOptions) -> np.
 
 
 def find_grown(now: OwnTimes, past: Sequence[OwnTimes], context: Context, options: OwnPastOptions) -> Culprit | None:
-    """Return the rank whose own time alone has grown, in a job that became slower."""
-    before = [each for each in past if each.end_ns <= context.window.start_ns]
+    """Return the rank whose own time alone has grown, or all of one host, in a job that became slower."""
+    before = [each.forget_few(options.min_operations) for each in past if each.end_ns <= context.window.start_ns]
     if len(before) < options.min_past:
         return None
     own_ns, gpu_ns, per_s = (
         np.median(np.stack([getattr(each, name) for each in before]), axis=0)
         for name in ("own_ns", "gpu_ns", "per_s")
     )
-    growth = now.own_ns - own_ns
+    pace = now.per_s / per_s
+    growth = now.forget_few(options.min_operations * np.fmin(pace, 1.0)).own_ns - own_ns
     share = growth * now.per_s / NS_PER_S
     known = np.flatnonzero(np.isfinite(share))
     if len(known) < options.min_ranks:
         return None
-    ranked = known[np.argsort(-share[known])]
-    worst, following = int(ranked[0]), float(share[ranked[1]])
-    is_slower = now.per_s[worst] < options.slower * per_s[worst]
-    if not is_slower or share[worst] < max(options.min_share, options.apart * following):
+    worst = int(known[share[known].argmax()])
+    grown = known[options.apart * share[known] > share[worst]]
+    is_alone = len(grown) == 1 or _are_a_host(grown, known, context)
+    if not is_alone or pace[worst] >= options.slower or share[worst] < options.min_share:
         return None
-    is_gpu = (now.gpu_ns - gpu_ns)[worst] >= options.gpu_share * growth[worst]
+    by_gpu = (now.gpu_ns - gpu_ns)[grown] >= options.gpu_share * growth[grown]
     return Culprit(
-        kind="gpu" if is_gpu else "rank",
-        processes=(worst,),
+        kind=KINDS[bool(by_gpu.all()), len(grown) > 1],
+        processes=tuple(grown.tolist()),
         share=min(float(share[worst]), 1.0),
         sigmas=0.0,
-        peers=len(known) - 1,
+        peers=len(known) - len(grown),
         than="before",
     )
+
+
+def _are_a_host(grown: np.ndarray, known: np.ndarray, context: Context) -> bool:
+    """Say whether processes are all that are known of one host, and not all that are known."""
+    hosts = context.roster.host_of[known]
+    of_first = known[hosts == context.roster.host_of[grown[0]]]
+    return np.array_equal(grown, of_first) and len(grown) < len(known)

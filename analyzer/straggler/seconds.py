@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from analyzer.delay_matrix.delays import median_of
 from analyzer.straggler.excess import find_roles
 from analyzer.straggler.kernels import mix
 from analyzer.straggler.operations import Operations, integers, processes_of
@@ -13,7 +14,7 @@ from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
 from lockstep.store.together import WHOSE
 
-_UNEVEN = 1.25  # times as many sends and receives as another rank of an exchange, and one exchange more: lost rows
+_UNEVEN = 1.25  # times as many operations as another rank in a second, and one more: lost rows
 _MOST_LINKS = 0.9  # of those between all hosts of an exchange: rows may be lost
 
 # Gaps of `op_stats` are counted inside one communicator, so what a rank did not spend in operations of any of them
@@ -132,9 +133,15 @@ def sum_seconds(
     count, busy = (
         np.bincount(index.reshape(-1), weights=column[kept], minlength=len(pairs)) for column in (n, dur_ns)
     )
-    own_ns = long_ns - busy  # an operation may have begun in the second before: only differences mean something
     rows = len(pairs)
     who, when = np.divmod(pairs, max(len(seconds), 1))
+    # Who comes late, or by another clock, ends the last operations of a second in the next one; they took about as
+    # long as its others. Where many are missing, rows are lost.
+    usual = median_of(count, when)
+    is_alike = np.maximum(usual, count) <= _UNEVEN * np.minimum(usual, count) + 1
+    done = np.where(is_alike & ~mixed[who], usual, count)
+    # An operation may have begun in the second before: only differences mean something.
+    own_ns = long_ns - busy * np.divide(done, count, out=np.ones(rows), where=count > 0)
     return Operations(
         process=who,
         comm=np.zeros(rows, np.uint64),
@@ -144,11 +151,11 @@ def sum_seconds(
         peer=np.full(rows, -1),
         seq=seconds[when],
         replay=np.zeros(rows, np.int64),
-        size=np.where(mixed[who], 0, count).astype(np.int64),  # of many small ones, some end a second later
+        size=np.where(mixed[who], 0, done).astype(np.int64),  # of many small ones, some end a second later
         start_ns=seconds[when],
         dur_ns=busy,
         gap_ns=own_ns,
-        gpu_ns=np.minimum(own_ns, lead_ns[who] * count) if rows else own_ns,
+        gpu_ns=lead_ns[who] * done if rows else own_ns,  # as above, only differences
     )
 
 

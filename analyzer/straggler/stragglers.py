@@ -14,7 +14,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy.special import pdtrc
 
-from analyzer.straggler.culprits import Culprit, GroupingOptions, are_too_many, group_stragglers, make_finding
+from analyzer.straggler.culprits import (
+    Culprit,
+    GroupingOptions,
+    are_too_many,
+    group_stragglers,
+    is_first_rank_alone,
+    make_finding,
+)
 from analyzer.straggler.excess import Excess, measure_excess, spread_of, without_worst
 from analyzer.straggler.gpu_waits import (
     GpuWaitOptions,
@@ -49,6 +56,8 @@ class StragglerOptions:
     # and who is late must be late in a second evaluation that shares no step with the first
     min_peers: float = 2.0  # of two, nobody can say which one is odd
     min_kept_up: float = 0.6  # of the time since it began: what comes and goes is a checkpoint or a log, no fault
+    first_rank_steps: float = 6.0  # late ones of rank 0 alone, as many as two evaluations hold that share none: of
+    # fewer, nobody can say whether its host makes it late or the program, which saves, logs and evaluates there
     few: int = 8  # with fewer to compare, a single one moves the spread that it is judged by
     few_share: float = 0.10  # so among few the effect itself must be large,
     few_ratio: float = 3.0  # and stand apart from all others,
@@ -205,17 +214,19 @@ def _are_of_one_pipeline(processes: np.ndarray, sums: Operations, context: Conte
 def _confirm(
     excess: Excess, stragglers: np.ndarray, memory: StragglerMemory, context: Context, options: StragglerOptions
 ) -> np.ndarray:
-    """Return those who were late for longer than one evaluation, where ranks differ much by themselves.
+    """Return those who were late for longer than one evaluation, where one does not tell enough.
 
-    They do as well where most are alike and one that is not late all the time loses more than who is.
+    It does not where ranks differ much by themselves; where most are alike and one that is not late all the time
+    loses more than who is; nor of rank 0 alone in a few steps.
     """
     others = np.delete(excess.lasting, stragglers)
     least = float(excess.lasting[stragglers].min(initial=np.inf))
     is_noisy = spread_of(excess.lasting) > options.noisy_spread or float(others.max(initial=0.0)) > least
-    if not is_noisy or len(excess.lasting) < options.few:
-        return stragglers
+    is_told_twice = is_noisy and len(excess.lasting) >= options.few
+    of_first_rank = is_first_rank_alone(excess, stragglers, context, options.grouping)
+    is_doubtful = is_told_twice | (of_first_rank & (excess.spread_over[stragglers] < options.first_rank_steps))
     since = np.array([memory.straggling_since[int(excess.processes[row])].found_ns for row in stragglers], np.int64)
-    confirmed: np.ndarray = stragglers[since <= context.window.start_ns]
+    confirmed: np.ndarray = stragglers[~is_doubtful | (since <= context.window.start_ns)]
     return confirmed
 
 

@@ -109,6 +109,12 @@ def test_fault_that_costs_something_and_shows_is_to_be_found_by_all_its_names() 
     assert not find_truth(slow_world(), Facts(SLOW, HEALTHY, meshed, stands_still=False)).expect[0].also_right
 
 
+@pytest.mark.parametrize(("beside", "allowed"), [(SLOW, ["job:neighbour"]), (HEALTHY, [])])
+def test_job_beside_it_may_be_called_slower_where_its_steps_are(beside: list[Step], allowed: list[str]) -> None:
+    known = find_truth(slow_world(), Facts(SLOW, HEALTHY, RING, stands_still=False, neighbour_steps=beside))
+    assert [fault.component for fault in known.allowed] == allowed
+
+
 def twins_of(part: str, side: Side | None = None, **shape: int) -> set[str]:
     """Return what cannot be told from a part while each host sends to the next, around."""
     place = cluster(nics_per_host=1, **shape)

@@ -103,6 +103,14 @@ def test_slow_wire_is_not_learnt_as_usual() -> None:
     assert hot_hosts(look_at(bad, remember(bad, evaluations=20))) == {SLOW}
 
 
+def test_wire_that_becomes_slow_while_its_past_is_learnt_does_not_become_its_past() -> None:
+    memory = PairMemory()
+    for look, times in enumerate((1.0, 1.09, 1.18, 1.34, 1.43)):  # windows that hold more and more of the fault
+        bad = facts(waits(ring(), slow([SLOW], times)))
+        matrix, memory = build_matrix(bad, memory, context(look=look), PairOptions())
+    assert hot_hosts(matrix) == {SLOW}
+
+
 def test_operations_are_compared_by_size_and_by_what_they_cost() -> None:
     small = waits(ring(), size_class=10, bytes=1_000_000, wire_ns=80_000)
     large = waits(ring(), slow([SLOW], 3.0))

@@ -153,6 +153,35 @@ def test_rank_that_saves_a_checkpoint_every_few_steps_is_not_blamed(ranks: int) 
     assert find_stragglers(facts, StragglerMemory(), where, StragglerOptions())[0] == []
 
 
+@pytest.mark.parametrize("steps_late", [(0, 1, 3, 4), (2, 3, 4)])
+def test_rank_0_that_pauses_in_some_steps_does_what_the_program_asks_until_it_comes_again(
+    steps_late: tuple[int, ...],
+) -> None:
+    """Rank 0 alone saves, logs and evaluates; of any other rank the same pauses are its host's."""
+
+    def follow(rank: int) -> list[list[tuple[str, float]]]:
+        memory, said = StragglerMemory(), []
+        for begin_ns in (0, 10_000 * MS):
+            pauses: Extra = lambda step, act, each: 90.0 * (each == rank and act == 0 and step in steps_late)  # noqa: E731
+            job = Job(6, world(6), gpus_per_host=1, host=pauses, begin_ns=begin_ns)
+            where = context(job.roster(), begin_ns, period_ns=200 * MS)
+            findings, memory = find_stragglers(StragglerFacts(job.play()), memory, where, StragglerOptions())
+            said.append([(finding.component, finding.likelihood) for finding in findings])
+        return said
+
+    assert follow(0) == [[], [("host:h0", 0.6)]]
+    assert follow(3) == [[("host:h3", 0.97)]] * 2
+
+
+def test_rank_0_that_is_late_in_every_step_is_named_at_once_as_is_its_whole_host() -> None:
+    job = Job(6, world(6), gpus_per_host=1, steps=9, host=late(0, 90.0))
+    where = context(job.roster(), period_ns=250 * MS)
+    (finding,), _ = find_stragglers(StragglerFacts(job.play()), StragglerMemory(), where, StragglerOptions())
+    assert (finding.component, finding.likelihood) == ("host:h0", 0.97)
+    job = Job(6, world(6), gpus_per_host=2, host=lambda step, act, rank: 90.0 * (rank < 2 and act == 0 and step < 4))
+    assert [component for _, component in named(job)] == ["host:h0"]
+
+
 def test_lateness_counts_where_somebody_waits_and_a_throttled_gpu_says_so() -> None:
     job = Job(16, world(16), gpu=late(SLOW, 80.0))
     rows = job.play()
@@ -297,6 +326,24 @@ def test_in_sums_of_seconds_nobody_is_named_where_another_is_late_by_nearly_as_m
     assert said == [["gpu:h1/4"], []]
 
 
+@pytest.mark.parametrize(("each", "more"), [(4, 1), (40, 10)])
+def test_in_sums_a_late_host_is_compared_though_it_ends_operations_of_a_second_in_the_next(
+    each: int, more: int
+) -> None:
+    """The ranks of h1 spend 250 ms of a second less in operations, and end some of them in the next one."""
+    process, ts_ns = np.repeat(np.arange(24), 6), np.tile(T0 + np.arange(6) * SECOND, 24)
+    is_late, is_odd = process // 8 == 1, np.tile(np.arange(6) % 2 == 1, 24)
+    count = each + more * (is_late == is_odd)
+    busy_ns = count * 200 * MS // each + (~is_late) * 250 * MS
+    no_stage, leads_ns = np.zeros(24, np.uint64), np.full(24, 300.0 * MS)
+    sums = sum_seconds(process, ts_ns, count, busy_ns.astype(float), count < 0, leads_ns, no_stage)
+    (finding,) = found(StragglerFacts(sums, are_sums=True), Job(24, world(24)))
+    assert (finding.component, finding.evidence[0]["late"]) == ("host:h1", "host")
+    count = each * np.where(is_late, 1, 3)  # most of its rows are lost, and with them the time in operations
+    sums = sum_seconds(process, ts_ns, count, count * 200.0 * MS / each, count < 0, leads_ns, no_stage)
+    assert found(StragglerFacts(sums, are_sums=True), Job(24, world(24))) == []
+
+
 @pytest.mark.parametrize(
     ("late", "components"), [([3], ["gpu:h3/0"]), ([3, 7], []), ([2, 3], ["gpu:h2/0", "gpu:h3/0"])]
 )
@@ -418,6 +465,33 @@ def test_two_ranks_are_held_against_their_own_past() -> None:
     assert watch([usual, usual, slow]) == [[], [], ["host:h1"]]
 
 
+@pytest.mark.parametrize(("late_by", "what"), [("gpu", "all 2 GPUs of h1"), ("host", "they did not before")])
+def test_all_ranks_of_a_stage_that_is_a_host_are_held_against_their_past(late_by: str, what: str) -> None:
+    """Two stages of two ranks: both of a host are late, each the only peer of the other."""
+    usual = Job(4, [*pipeline(4, stages=2), *pipeline(4, stages=2)], gpus_per_host=2, steps=12)
+
+    def both(step: int, act: int, rank: int) -> float:
+        return 200.0 * (rank in (2, 3) and act == 1)
+
+    slow = dataclasses.replace(usual, **{late_by: both})
+    assert watch([usual, usual, slow]) == [[], [], ["host:h1"]]
+    memory = StragglerMemory()
+    for number, job in enumerate([usual, usual, slow]):
+        seen = context(job.roster(), begin_ns=number * 5 * SECOND)
+        findings, memory = find_stragglers(StragglerFacts(job.play()), memory, seen, StragglerOptions())
+    assert what in findings[0].reason
+    everybody = dataclasses.replace(usual, **{late_by: lambda step, act, rank: 200.0})
+    assert watch([usual, usual, everybody]) == [[], [], []]
+
+
+def test_job_that_became_slower_needs_no_more_operations_than_it_still_does_and_a_pause_makes_none_slower() -> None:
+    usual = Job(2, world(2), gpus_per_host=1, steps=12)
+    slow = dataclasses.replace(usual, steps=4, host=late(1, 800.0))
+    assert watch([usual, usual, slow]) == [[], [], ["host:h1"]]
+    paused = dataclasses.replace(usual, host=once(1, 2_000.0))
+    assert watch([usual, usual, paused, paused]) == [[], [], [], []]
+
+
 def test_rank_of_three_has_its_peers_also_where_a_window_cuts_one_of_them_off() -> None:
     job = Job(3, world(3), gpus_per_host=1, gpu=late(2, 80.0))
     rows = job.play()
@@ -429,7 +503,7 @@ def test_ranks_that_become_known_late_do_not_change_who_was_late() -> None:
     """Numbers of processes follow their ranks: where rank 0 tells of itself last, all others move up by one."""
     roster, first = (Job(ranks, world(ranks), gpus_per_host=1).roster() for ranks in (5, 4))
     without = dataclasses.replace(first, world_rank_of=first.world_rank_of + 1)
-    since, own = StragglerSince(T0, T0 - SECOND), OwnTimes(T0, np.ones(4), np.ones(4), np.ones(4))
+    since, own = StragglerSince(T0, T0 - SECOND), OwnTimes(T0, *(np.ones(4) for _ in range(4)))
     held, steps = PastWaits(held=frozenset({3})), (SlowStep(1, T0, 1.0),)
     memory = StragglerMemory(slow_steps=steps, waits=held, own=(own,), straggling_since={2: since}, roster=without)
     moved = memory.renumbered(roster)
