@@ -1,5 +1,6 @@
 """lockstep simulate and scenario: the fault scenarios that come with Lockstep, and one of them as a capture."""
 
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
@@ -68,14 +69,16 @@ def _layout(scenario: Scenario) -> JobLayout | None:
 
 @scenarios.command("list")
 def scenario_list(as_json: AsJson = False) -> None:
-    """List the scenarios."""
+    """List the scenarios by family: a scenario is called FAMILY-VARIANT, or as its family where there is only one."""
     found = list_scenarios()
     if as_json:
         out.print_json(data=[{"name": scenario.name, "summary": scenario.summary} for scenario in found])
         return
-    picture = Picture("scenario", "what happens", box=None)
-    for scenario in found:
-        picture.add_row(scenario.name, scenario.summary)
+    picture = Picture("family", "variants", "what happens, at its strongest", box=None)
+    for family, members in groupby(sorted(found, key=lambda scenario: scenario.family), lambda each: each.family):
+        every = list(members)
+        variants = ", ".join(scenario.name.removeprefix(family).lstrip("-") for scenario in every)
+        picture.add_row(family, variants, every[-1].summary)
     out.print(picture)
 
 

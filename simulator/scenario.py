@@ -3,6 +3,7 @@
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from functools import cache
 from importlib import resources
 from typing import (
@@ -259,11 +260,11 @@ def list_scenarios() -> list[Scenario]:
 
 
 def find_scenario(name: str) -> Scenario:
-    """Return a scenario by name, or raise NotPresent with the families there are."""
+    """Return a scenario by name, or raise NotPresent with those that may be meant."""
     if name not in _packaged():
-        families = ", ".join(sorted({scenario.family for scenario in _packaged().values()}))
-        shows = f"`lockstep scenario list` shows all of these families: {families}"
-        raise NotPresent(f"there is no scenario {name!r}; {shows}")
+        close = " or ".join(map(repr, get_close_matches(name, _packaged(), 3)))
+        guess = f"did you mean {close}? " if close else ""
+        raise NotPresent(f"there is no scenario {name!r}; {guess}`lockstep scenario list` shows all")
     return _packaged()[name]
 
 

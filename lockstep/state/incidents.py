@@ -314,8 +314,8 @@ def page_incidents(
 def _is_at(component: ColumnElement[str], host: str) -> ColumnElement[bool]:
     """Return whether a part is of a host or ends at it: host:h3, gpu:h3/2, nic:h3/eth1, link:leaf1--h3/eth1."""
     whole = component + "--"
-    ways = (f"{before}{host}{after}" for before in (":", "--") for after in ("/", "--"))
-    return or_(*(whole.contains(way, autoescape=True) for way in ways))
+    forms = (f"{before}{host}{after}" for before in (":", "--") for after in ("/", "--"))
+    return or_(*(whole.contains(form, autoescape=True) for form in forms))
 
 
 def _severity_of(connection: Connection) -> ColumnElement[str]:

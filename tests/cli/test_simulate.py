@@ -7,7 +7,7 @@ import pytest
 
 import cli.simulate
 from lockstep.capture.files import read_capture
-from simulator.scenario import Scenario, find_scenario
+from simulator.scenario import Scenario, find_scenario, list_scenarios
 from tests.cli.commands import Run, check_failure
 
 SMALL = ("--ranks", "16")
@@ -65,14 +65,18 @@ def test_what_cannot_be_simulated_is_one_sentence_and_nothing_is_left(lockstep: 
 def test_scenarios_are_listed_and_shown_with_the_verdict_that_is_right(lockstep: Run) -> None:
     outcome = lockstep("scenario", "list")
     assert (outcome.code, outcome.err) == (0, "")
-    assert "nic-half-speed" in outcome.out
+    lines = [line.split() for line in outcome.out.splitlines()]
     assert "one NIC carries half its rate from second 20 on" in outcome.out
+    families = [line[0] for line in lines]
+    assert len(families) == len(set(families)) < len(list_scenarios()) / 3, "a line for each family"
+    (nic_rx,) = (line for line in lines if line[0] == "nic-rx")
+    assert nic_rx[1:3] == ["healthy-ib,", "healthy-socket,"]
     listed = json.loads(lockstep("scenario", "list", "--json").out)
     assert {"healthy", "nic-half-speed"} <= {scenario["name"] for scenario in listed}
     assert all(scenario["summary"] for scenario in listed)
     shown = json.loads(lockstep("scenario", "show", "nic-half-speed").out)
     assert (shown["expect"][0]["class"], shown["expect"][0]["component"]) == ("comm_slow", "nic:h3/eth1")
     outcome = lockstep("scenario", "show", "../healthy")
-    sentence = "there is no scenario '../healthy'; `lockstep scenario list` shows all of these families: "
-    check_failure(outcome, sentence)
-    assert "nic-half-speed" in outcome.err
+    check_failure(outcome, "there is no scenario '../healthy'; did you mean 'healthy'")
+    outcome = lockstep("scenario", "show", "zzzz")
+    check_failure(outcome, "there is no scenario 'zzzz'; `lockstep scenario list` shows all")

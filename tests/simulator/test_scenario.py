@@ -283,11 +283,13 @@ def test_family_has_a_plain_name() -> None:
 # Those that come with Lockstep; what they tell is checked in test_scenarios.py.
 
 
-def test_there_are_scenarios_in_the_order_of_their_names_and_an_unknown_one_is_answered_with_the_families() -> None:
+def test_there_are_scenarios_in_the_order_of_their_names_and_an_unknown_one_is_named_with_what_may_be_meant() -> None:
     names = [told.name for told in list_scenarios()]
     assert names == sorted(names)
     assert {"healthy", "nic-half-speed"} <= set(names)
     assert all(find_scenario(name).name == name for name in names)
     for name in ("gone", "", "../scenario", "healthy.toml", "nul\0", "shapes", "nic-tx"):
-        with pytest.raises(NotPresent, match=r"there is no scenario .* families: .*healthy.*nic-tx"):
+        with pytest.raises(NotPresent, match=r"there is no scenario .*; .*`lockstep scenario list` shows all"):
             find_scenario(name)
+    with pytest.raises(NotPresent, match=r"did you mean 'nic-half-speed'"):
+        find_scenario("nic-halfspeed")
