@@ -143,7 +143,7 @@ def find_late_gpus(waits: GpuWaits, options: GpuWaitOptions) -> list[LateGpu]:
     for number in np.unique(last[is_late]).tolist():
         mine = is_late & (last == number)
         late, times, peers = int(is_late.sum()), int(mine.sum()), int(ranks[mine].min()) - 1
-        if times >= options.min_share * late and (peers + 1) * _tail(times, late, peers + 1) <= options.chance:
+        if times >= options.min_share * late and chance_to_be_last(times, late, peers + 1) <= options.chance:
             share = float((lost_ns - next_ns)[mine].sum()) / len(first) * waits.per_s / NS_PER_S
             found.append(LateGpu(number, peers, times, late, share))
     return found
@@ -166,7 +166,7 @@ def find_slower_gpus(waits: GpuWaits, past: PastWaits, window: Window, options: 
         mine = is_late & (recent.process == number)
         times = int(mine.sum())
         is_alone = times >= options.min_share * late
-        is_new = ranks * _tail(times, late, ranks) <= options.chance and _is_spread(
+        is_new = chance_to_be_last(times, late, ranks) <= options.chance and _is_spread(
             recent.at_ns[mine], window, options
         )
         if is_alone and (is_new or number in past.held):
@@ -228,13 +228,13 @@ def _is_heavy(lost_ns: np.ndarray, apart: float) -> np.ndarray:
     return heavy
 
 
-def _tail(times: int, late: int, ranks: int) -> float:
-    """Return the chance that one of so many ranks is last at least so often, were each as likely.
+def chance_to_be_last(times: int, of: int, ranks: int) -> float:
+    """Return the chance that any of so many ranks is last at least so often, were each as likely; at most.
 
-    >>> round(_tail(3, 3, 4), 4)
-    0.0156
+    >>> chance_to_be_last(3, 3, 4)
+    0.0625
     """
     chances = np.array([1.0])
-    for _ in range(late):
+    for _ in range(of):
         chances = np.convolve(chances, [1 - 1 / ranks, 1 / ranks])
-    return float(chances[times:].sum())
+    return ranks * float(chances[times:].sum())

@@ -27,6 +27,7 @@ from analyzer.straggler.gpu_waits import (
     GpuWaitOptions,
     GpuWaits,
     LateGpu,
+    chance_to_be_last,
     find_late_gpus,
     find_slower_gpus,
     learn_waits,
@@ -216,18 +217,27 @@ def _confirm(
 ) -> np.ndarray:
     """Return those who were late for longer than one evaluation, where one does not tell enough.
 
-    It does not where ranks differ much by themselves; where most are alike and one that is not late all the time
-    loses more than who is; nor of rank 0 alone in a few steps.
+    It does not where ranks differ much by themselves, but for who is the last of all more often than by chance; where
+    most are alike and one that is not late all the time loses more than who is; nor of rank 0 alone in a few steps.
     """
     others = np.delete(excess.lasting, stragglers)
     least = float(excess.lasting[stragglers].min(initial=np.inf))
-    is_noisy = spread_of(excess.lasting) > options.noisy_spread or float(others.max(initial=0.0)) > least
-    is_told_twice = is_noisy and len(excess.lasting) >= options.few
+    is_noisy = (spread_of(excess.lasting) > options.noisy_spread) & ~_are_mostly_last(excess, stragglers, options)
+    is_noisy |= float(others.max(initial=0.0)) > least
+    is_told_twice = is_noisy & (len(excess.lasting) >= options.few)
     of_first_rank = is_first_rank_alone(excess, stragglers, context, options.grouping)
     is_doubtful = is_told_twice | (of_first_rank & (excess.spread_over[stragglers] < options.first_rank_steps))
     since = np.array([memory.straggling_since[int(excess.processes[row])].found_ns for row in stragglers], np.int64)
     confirmed: np.ndarray = stragglers[~is_doubtful | (since <= context.window.start_ns)]
     return confirmed
+
+
+def _are_mostly_last(excess: Excess, stragglers: np.ndarray, options: StragglerOptions) -> np.ndarray:
+    """Say of each whether it lost more than all others in so many stretches that it is no chance."""
+    ranks, stretches = excess.own.shape
+    last = excess.own[stragglers] >= excess.own.max(axis=0)
+    chances = [chance_to_be_last(times, stretches, ranks) for times in last.sum(axis=1).tolist()]
+    return np.array(chances, float) <= options.rare_chance
 
 
 def _is_apart(lasting: np.ndarray, options: StragglerOptions) -> np.ndarray:

@@ -291,6 +291,19 @@ def test_where_work_differs_much_a_late_rank_is_named_in_a_second_look_of_its_ow
     assert said == [[], [], ["gpu:h1/4"], ["gpu:h1/4"]]
 
 
+def test_where_work_differs_much_who_is_last_in_more_stretches_than_by_chance_is_named_at_once() -> None:
+    work = np.random.default_rng(0).normal(200.0, 90.0, (24, 16)).clip(0)
+
+    def gpu(step: int, act: int, rank: int) -> float:
+        return float(work[step, rank] + 300.0 * (rank == SLOW)) * (act == 0)
+
+    job = Job(16, world(16), gpu=gpu, steps=24)
+    for period_ns, said in ((None, []), (400 * MS, ["gpu:h1/4"])):  # three stretches, or eight
+        where = context(job.roster(), period_ns=period_ns)
+        findings, _ = find_stragglers(StragglerFacts(job.play()), StragglerMemory(), where, StragglerOptions())
+        assert [finding.component for finding in findings] == said
+
+
 def test_where_one_loses_more_now_and_then_a_late_rank_is_named_in_a_second_look_of_its_own() -> None:
     memory, said = StragglerMemory(), []
 
