@@ -196,8 +196,9 @@ class Hop:
     share: float  # probability that a pair runs over it
 
 
-# What pairs share that run over the same links: two hosts and a path, or two leaves between which none is known.
-PathKey = tuple[str, str, tuple[str, ...]] | tuple[str | None, str | None]
+# What pairs share that run over the same links: two hosts and a path, or leaves between which none is known, two for
+# each port.
+PathKey = tuple[str, str, tuple[str, ...]] | tuple[tuple[str | None, str | None], ...]
 
 
 class Paths:
@@ -207,25 +208,36 @@ class Paths:
         self._topology = topology
         self._links = {link.id: link for link in topology.topology.links}
         self._switches = frozenset(node.id for node in topology.topology.switches)
-        self._spread: dict[tuple[str | None, str | None], tuple[Hop, ...]] = {}
+        self._spread: dict[PathKey, tuple[Hop, ...]] = {}
 
     def hops(self, pair: Pair) -> tuple[Hop, ...]:
-        """Return the links between switches and the switches that a pair runs over, each with its probability."""
+        """Return the links between switches and the switches that a pair runs over, each with its probability.
+
+        NICs that NCCL uses as one carry a part of it each, the first to the first.
+        """
         if pair.path:
             return tuple(self._walk(pair.src.host, pair.path))
-        near, far = self.leaf_of(pair.src), self.leaf_of(pair.dst)
-        if (near, far) not in self._spread:
-            if near is None or far is None:
-                self._spread[near, far] = tuple(Hop(leaf, None, 1.0) for leaf in (near, far) if leaf)
-            else:
-                self._spread[near, far] = tuple(_spread(near, far, self._between(pair)))
-        return self._spread[near, far]
+        key = self.path_of(pair)
+        if key not in self._spread:
+            shares: dict[tuple[str, Side | None], float] = defaultdict(float)
+            ports = _ports_of(pair)
+            for ends in ports:
+                for hop in self._between_ports(*ends):
+                    shares[hop.name, hop.side] += hop.share / len(ports)
+            self._spread[key] = tuple(Hop(name, side, share) for (name, side), share in shares.items())
+        return self._spread[key]
+
+    def _between_ports(self, src: End, dst: End) -> Iterator[Hop]:
+        near, far = self.leaf_of(src), self.leaf_of(dst)
+        if near is None or far is None:
+            return (Hop(leaf, None, 1.0) for leaf in (near, far) if leaf)
+        return _spread(near, far, self._between(src, dst))
 
     def path_of(self, pair: Pair) -> PathKey:
         """Return what a pair has in common with all that run over the same links."""
         if pair.path:
             return pair.src.host, pair.dst.host, pair.path
-        return self.leaf_of(pair.src), self.leaf_of(pair.dst)
+        return tuple((self.leaf_of(src), self.leaf_of(dst)) for src, dst in _ports_of(pair))
 
     def leaf_of(self, end: End) -> str | None:
         """Return the leaf of a NIC; where the NIC is unknown, the one leaf that all NICs of the host are on."""
@@ -234,9 +246,9 @@ class Paths:
         leaves = {self._topology.leaf_of(end.host, each.id) for each in self._topology.nics_of(end.host)}
         return leaves.pop() if len(leaves) == 1 else None
 
-    def _between(self, pair: Pair) -> list[Link]:
-        src_nic, dst_nic = self._some_nic(pair.src.host, pair.src.nic), self._some_nic(pair.dst.host, pair.dst.nic)
-        links = self._topology.links_between(pair.src.host, src_nic, pair.dst.host, dst_nic)
+    def _between(self, src: End, dst: End) -> list[Link]:
+        src_nic, dst_nic = self._some_nic(src.host, src.nic), self._some_nic(dst.host, dst.nic)
+        links = self._topology.links_between(src.host, src_nic, dst.host, dst_nic)
         return [link for link in links if all(split_end(end)[0] in self._switches for end in (link.a, link.b))]
 
     def _some_nic(self, host: str, nic: str | None) -> str:
@@ -255,6 +267,21 @@ class Paths:
             if there in self._switches:
                 yield Hop(there, None, 1.0)
             here = there
+
+
+def _ports_of(pair: Pair) -> tuple[tuple[End, End], ...]:
+    """Return the ends of a pair port by port, where NICs are known as several.
+
+    >>> [(str(src), str(dst)) for src, dst in _ports_of(Pair(End("h0", "eth0,eth1"), End("h1", "eth2,eth3")))]
+    [('h0/eth0', 'h1/eth2'), ('h0/eth1', 'h1/eth3')]
+    """
+    near, far = ((end.nic or "").split(",") for end in (pair.src, pair.dst))
+    if len(near) == len(far) == 1:
+        return ((pair.src, pair.dst),)
+    return tuple(
+        (End(pair.src.host, near[port % len(near)] or None), End(pair.dst.host, far[port % len(far)] or None))
+        for port in range(max(len(near), len(far)))
+    )
 
 
 @lru_cache(maxsize=1)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from analyzer.delay_matrix.matrix import FORGOTTEN_AFTER, MIN_EVALUATIONS, MOST_EVALUATIONS, Hop, PairMemory, Paths
-from lockstep.fabrics import fat_tree, leaf_spine
+from lockstep.fabrics import dual_plane, fat_tree, leaf_spine
 from lockstep.topology import TopologyIndex
 from tests.analyzer.localize.build import pairs, routed
 
@@ -94,3 +94,13 @@ def test_unknown_path_is_spread_over_all_equal_paths() -> None:
 def test_unknown_end_leads_nowhere(end: str) -> None:
     (pair,) = pairs([("h0/eth0", end)])
     assert Paths(FABRIC).hops(pair) == (Hop("leaf0", None, 1.0),)
+
+
+def test_nics_that_are_used_as_one_cross_the_links_of_each_of_their_ports() -> None:
+    paths = Paths(TopologyIndex(dual_plane(hosts=4, leaves_per_plane=2, spines_per_plane=1)))
+    one, fused = pairs([("h0/eth0", "h3/eth0"), ("h0/eth0,eth1", "h3/eth0,eth1")])
+    of_one = {(hop.name, hop.side): hop.share for hop in paths.hops(one)}
+    of_both = {(hop.name, hop.side): hop.share for hop in paths.hops(fused)}
+    assert {part: of_both[part] for part in of_one} == {part: share / 2 for part, share in of_one.items()}
+    assert sum(of_both.values()) == sum(of_one.values())
+    assert paths.path_of(one) != paths.path_of(fused)
