@@ -149,6 +149,8 @@ def name_operations(scene: Scene, job: str, topology: TopologyIndex | None) -> l
         return name_processes(scene, stopped)
     if down := name_down_nics(scene, topology):
         return down
+    if not scene.is_long:  # how long an operation takes whose like nobody has ended yet, nobody knows
+        stuck = tuple(each for each in stuck if each.number > 1)
     delivery = trace_delivery(scene, stuck)
     pairs = [*(pair for each in stuck for pair in find_stuck_pairs(scene, each)), *delivery.pairs]
     if down := name_down_links(scene, pairs, topology):
@@ -262,8 +264,8 @@ def _name(scene: Scene, context: Context, present: int) -> list[Finding]:
     if not findings and len(waits.circling):
         findings.append(name_circle(scene, context.job))
     findings = findings or name_missing(scene, context.lost, is_new=False)
-    is_long = scene.seconds >= scene.options.unnamed_ns / NS_PER_S and not scene.facts.is_dump
-    return findings or ([name_nobody(scene, context.job)] if waits.stuck and is_long else [])
+    is_told = waits.stuck and scene.is_long and not scene.facts.is_dump
+    return findings or ([name_nobody(scene, context.job)] if is_told else [])
 
 
 def _name_by_events(scene: Scene, context: Context) -> list[Finding]:

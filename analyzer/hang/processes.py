@@ -37,6 +37,11 @@ class Scene:
         return (self.facts.now_ns - self.since_ns) / NS_PER_S
 
     @property
+    def is_long(self) -> bool:
+        """Return whether no operation takes as long; a dump is made after ten minutes."""
+        return self.facts.is_dump or self.seconds >= self.options.unnamed_ns / NS_PER_S
+
+    @property
     def how_long(self) -> str:
         """Return for how long it has lasted, in words; a dump does not tell when it was made."""
         return "at the time of the dump" if self.facts.is_dump else f"for {self.seconds:.0f} s"

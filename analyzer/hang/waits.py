@@ -180,9 +180,12 @@ def trace_waits(facts: ProgressFacts, standstill: Standstill, roster: Roster) ->
     missing = [process for index, process in groups.missing if not has_behind[index]]
     ends = in_stuck | origins | (standstill.present & ~standstill.still)
     explained = _spread(ends, lines.process, group, holds)
-    # Operations in which somebody is of whom only the next evaluation knows whether he moves.
+    # Operations in which somebody is of whom only the next evaluation knows whether he moves, and those that somebody
+    # has left so lately that others may have, too, since their newest rows.
     which = np.flatnonzero(standstill.unsettled)
     unsettled = set(zip(group[which].tolist(), (lines.done[which] + 1).tolist(), strict=True))
+    is_left = standstill.present[lines.process] & (lines.seen_ns - lines.since_ns < facts.interval_ns)
+    left = _mark(group[is_left & (lines.done >= holds.need[group])], groups.count)
     return Waits(
         lines=lines,
         group=group,
@@ -192,7 +195,7 @@ def trace_waits(facts: ProgressFacts, standstill: Standstill, roster: Roster) ->
         frozen=holds.frozen,
         origins=np.flatnonzero(origins),
         missing=np.unique(np.array(missing, np.int64)),
-        stuck=_list_stuck(group, holds.number, holds.inside & ~holds.held, unsettled),
+        stuck=_list_stuck(group, holds.number, holds.inside & ~holds.held & ~left[group], unsettled),
         circling=np.flatnonzero(_find_circle(waiting & ~explained, lines.process, group, holds)),
     )
 

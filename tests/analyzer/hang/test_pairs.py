@@ -45,6 +45,22 @@ def test_nic_that_several_stuck_wires_share_is_named_and_its_cable_beside_it() -
     assert (finding.component, finding.ambiguous_with) == ("nic:h1/eth1", ("link:h1/eth1--leaf0",))
 
 
+def test_first_operation_of_its_kind_may_take_longer_than_those_that_come_round() -> None:
+    first = {"enqueued": 1, "started": 1, "done": 0}
+    assert find(*(row | first for row in both_ways(19))) == []
+    (finding,) = find(*(row | first for row in both_ways(20)))
+    assert finding.component == "nic:h1/eth1"
+
+
+def test_operation_that_one_has_just_left_may_have_been_left_by_all_since_their_newest_rows() -> None:
+    def left(ago_ns: int) -> list[Finding]:
+        gone = line(3, (5, 5, 5), since_ns=T0 - ago_ns)
+        return find(*both_ways()[:3], gone)
+
+    assert left(SECOND - 1) == []
+    assert [finding.component for finding in left(SECOND)] == ["nic:h1/eth1"]
+
+
 def test_isolation_waits_out_the_retries_of_the_transport() -> None:
     assert [finding.may_isolate for finding in find(*both_ways(29))] == [False]
     assert [finding.may_isolate for finding in find(*both_ways(30))] == [True]
