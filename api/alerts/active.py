@@ -9,7 +9,7 @@ from lockstep.decision import Decision
 from lockstep.execution import Execution
 from lockstep.notification import Alert
 from lockstep.verdict import Incident
-from lockstep.words import automation, by_hand, figure, headline, recommendation
+from lockstep.words import automation, between, by_hand, figure, headline, recommendation
 
 ACTION_NS = 24 * 3600 * NS_PER_S  # an action that ended longer ago is not reported
 
@@ -163,6 +163,8 @@ def _facts(incident: Incident) -> dict[str, str]:
     verdict = incident.verdict
     facts: dict[str, str] = {"class": verdict.fault_class, "severity": verdict.severity, "grade": verdict.grade}
     facts["confidence"] = f"{verdict.confidence:.2f}"
+    if incident.closed_ns is not None:
+        facts["lasted"] = between(verdict.since_ns, incident.closed_ns)
     if verdict.impact.step_time_ratio is not None:
         facts["step time"] = f"{verdict.impact.step_time_ratio:.2f} times what it was"
     if (lost := verdict.lost_gpu_hours()) is not None:

@@ -60,14 +60,19 @@ def is_over(notification: Notification) -> bool:
 
 def headline(notification: Notification) -> str:
     """Return one line that says what fires, or what is over."""
-    beginning = "Over: " if is_over(notification) else _BEGINNINGS.get(notification.kind, "")
     first, *others = notification.alerts
     if not others:
-        return beginning + first.headline
+        return _beginning(notification, first.facts.get("lasted")) + first.headline
     location = f" in job {first.job}" if first.job else ""
     parts = ", ".join(dict.fromkeys(alert.component for alert in notification.alerts[:3]))
     more = " and others" if len(notification.alerts) > 3 else ""
-    return f"{beginning}{len(notification.alerts)} {first.family}s{location}: {parts}{more}"
+    return f"{_beginning(notification)}{len(notification.alerts)} {first.family}s{location}: {parts}{more}"
+
+
+def _beginning(notification: Notification, lasted: str | None = None) -> str:
+    if is_over(notification):
+        return f"Resolved after {lasted}: " if lasted else "Over: "
+    return _BEGINNINGS.get(notification.kind, "")
 
 
 def paragraphs(notification: Notification) -> list[str]:

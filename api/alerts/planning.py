@@ -216,11 +216,11 @@ def _report_ended(plan: Plan, target: Target, known: Known, active: ActiveAlerts
 
 
 def _end(plan: Plan, target: Target, key: str, threads: list[Thread], alerts: list[Alert], now_ns: int) -> int:
-    """Add the message that something is over; the labels are those that were told, the reason is the newest."""
+    """Add the message that something is over; the labels are those that were told, all that is read is the newest."""
     if not any(thread.number for thread in threads):
         return 0
     reported = [
-        thread.alert.model_copy(update={"reason": alert.reason})
+        thread.alert.model_copy(update={"reason": alert.reason, "headline": alert.headline, "facts": alert.facts})
         for thread, alert in zip(threads, alerts, strict=True)
     ]
     return _add(plan, target, threads[0], key, _CLOSED[threads[0].alert.family], reported, now_ns, is_end=True)

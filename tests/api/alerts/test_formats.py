@@ -108,6 +108,9 @@ def test_slack_gets_blocks_within_its_limits_in_which_nothing_is_taken_for_a_men
     assert told["text"].startswith("🟠")
     closed = document(render_slack(target(kind="slack"), make_notification(kind="incident.closed"), SENDING))
     assert closed["text"] == f"🟢 Over: {TITLE}"
+    ended = make_notification(make_alert(state="closed", closed_ns=after(58)), kind="incident.closed")
+    closed = document(render_slack(target(kind="slack"), ended, SENDING))
+    assert closed["text"].startswith("🟢 Resolved after 58 s: nic:h3/eth1 slows what it sends in job train from ")
     many = [make_alert(f"i{number}", reason="y" * 4000, component="nic:" + "h" * 200) for number in range(90)]
     told = document(render_slack(target(kind="slack"), make_notification(*many), SENDING))
     header, text, fields, _ = told["blocks"]
