@@ -96,9 +96,10 @@ def find_grown(now: OwnTimes, past: Sequence[OwnTimes], context: Context, option
     if len(known) < options.min_ranks:
         return None
     worst = int(known[share[known].argmax()])
+    if share[worst] < options.min_share or pace[worst] >= options.slower:
+        return None
     grown = known[options.apart * share[known] > share[worst]]
-    is_alone = len(grown) == 1 or _are_a_host(grown, known, context)
-    if not is_alone or pace[worst] >= options.slower or share[worst] < options.min_share:
+    if len(grown) > 1 and not _are_a_host(grown, known, context):
         return None
     by_gpu = (now.gpu_ns - gpu_ns)[grown] >= options.gpu_share * growth[grown]
     return Culprit(

@@ -476,6 +476,8 @@ def test_two_ranks_are_held_against_their_own_past() -> None:
     usual = Job(2, world(2), gpus_per_host=1, steps=12)
     slow = dataclasses.replace(usual, host=late(1, 200.0))
     assert watch([usual, usual, slow]) == [[], [], ["host:h1"]]
+    busy = dataclasses.replace(usual, host=lambda step, act, rank: 100.0)
+    assert watch([busy, busy, usual]) == [[], [], []], "nobody takes more than before"
 
 
 @pytest.mark.parametrize(("late_by", "what"), [("gpu", "all 2 GPUs of h1"), ("host", "they did not before")])
