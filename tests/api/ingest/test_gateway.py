@@ -421,9 +421,7 @@ def test_a_batch_that_two_gateways_acknowledged_is_stored_once_whichever_comes_f
     assert sorted(map(str, messages(store))) == expected
 
 
-def test_a_batch_in_the_log_of_a_dead_gateway_is_stored_by_the_one_that_was_asked_next(
-    tmp_path: Path,
-) -> None:
+def test_a_batch_in_the_log_of_a_dead_gateway_is_stored_by_the_one_that_was_asked_next(tmp_path: Path) -> None:
     left = OpenSegment(tmp_path, 1)
     left.append([entry(1), entry(2)])  # killed before the segment was cut, and before anybody heard of 2
     left._file.close()

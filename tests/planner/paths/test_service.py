@@ -181,9 +181,7 @@ def test_a_part_that_is_suspected_no_longer_returns_while_the_incident_goes_on(p
 
 
 @pytest.mark.slow
-def test_a_link_full_of_strangers_is_relieved_within_one_look_and_taken_again_after_a_while(
-    planner: Planner,
-) -> None:
+def test_a_link_full_of_strangers_is_relieved_within_one_look_and_taken_again_after_a_while(planner: Planner) -> None:
     planner.look()
     quiet = dict.fromkeys([*range(20, 47), *range(50, 65)], 12.0)
     store_rates(planner.store, "leaf0", "spine0", quiet | {47: 800.0, 48: 770.0, 49: 790.0})
