@@ -22,7 +22,7 @@ settings.register_profile(
 settings.register_profile("many", settings.get_profile("lockstep"), max_examples=500)
 settings.load_profile("lockstep")
 
-pytest_plugins = [f"tests.fixtures.{name}" for name in ("pickles", "plugin", "postgres", "stores")]
+pytest_plugins = [f"tests.fixtures.{name}" for name in ("control", "pickles", "plugin", "postgres", "stores")]
 
 REPO = Path(__file__).resolve().parent.parent
 

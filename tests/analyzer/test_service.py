@@ -4,7 +4,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from lockstep.clock import NS_PER_S
 from lockstep.errors import ControlAway, LeaseLost, LockstepError
 from lockstep.records import Agent, Comm, OpStat, PluginHealth
 from lockstep.shards import Shard
-from lockstep.state.database import ControlDatabase, open_control
+from lockstep.state.database import ControlDatabase
 from lockstep.state.incidents import (
     Analysis,
     detail_requests_by_host,
@@ -64,12 +63,6 @@ SICK = parse_scenario(
 SHORT = SICK.model_copy(update={"duration_s": 25.0})
 HEALING = SICK.model_copy(update={"timeline": (*SICK.timeline, parse_fault(f"at 20 s heal {NIC}"))})
 Watch = Callable[[Scenario], Cluster]
-
-
-@pytest.fixture
-def control(tmp_path: Path) -> Iterator[ControlDatabase]:
-    with open_control(f"sqlite:///{tmp_path / 'control.db'}") as opened:
-        yield opened
 
 
 @pytest.fixture

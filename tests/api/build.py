@@ -3,12 +3,10 @@
 import asyncio
 import socket
 import ssl
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +22,13 @@ from lockstep.batches import AGENT_HEADER, BOOT_HEADER, CONTENT_TYPE, ENCODING, 
 from lockstep.clock import Clock
 from lockstep.config import Settings
 from lockstep.records import RECORDS_VERSION
-from lockstep.sealing import Keyring
-from lockstep.state.database import ControlDatabase, open_control
 from lockstep.state.leases import Lease, take_lease
 from lockstep.state.tokens import Scope, create_token
 from lockstep.store.migrations import Layout
 from lockstep.store.store import Store
 from lockstep.topology import Topology
 from tests.builders import T0
+from tests.fixtures.control import opened_control
 from tests.waiting import LIMIT_S, PunctualClock, eventually
 
 
@@ -107,22 +104,6 @@ def open_client(url: str) -> httpx.Client:
     return httpx.Client(
         base_url=url, trust_env=False, timeout=LIMIT_S, verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     )
-
-
-def opened_control(folder: Path, **options: Any) -> ControlDatabase:
-    """Return the control database of a process whose state is in the folder, with its keys."""
-    file = folder / "control.db"
-    if not file.exists():
-        file.write_bytes(_empty_control())
-    return open_control(f"sqlite:///{file}", keys=Keyring(folder / "secrets.key", is_made=True), **options)
-
-
-@cache
-def _empty_control() -> bytes:
-    """Return the file of a new control database: to make its tables each time takes longer than most tests."""
-    with tempfile.TemporaryDirectory() as folder:
-        open_control(f"sqlite:///{folder}/control.db").close()
-        return Path(folder, "control.db").read_bytes()
 
 
 def bearer(token: str) -> dict[str, str]:

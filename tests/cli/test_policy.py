@@ -1,8 +1,5 @@
 """The planner is put together as the settings say, and follows a stored policy from its next round on."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from lockstep.clock import NS_PER_S
@@ -10,7 +7,7 @@ from lockstep.config import Settings
 from lockstep.decision import Decision
 from lockstep.errors import BadInput
 from lockstep.sections import PlannerSettings
-from lockstep.state.database import ControlDatabase, open_control
+from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import list_decisions
 from lockstep.state.incidents import save_incidents
 from lockstep.state.leases import Lease, take_lease
@@ -30,12 +27,6 @@ ACTIONS = (
     "replace",
     "grow",
 )
-
-
-@pytest.fixture
-def control(tmp_path: Path) -> Iterator[ControlDatabase]:
-    with open_control(f"sqlite:///{tmp_path / 'control.db'}") as database:
-        yield database
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from lockstep.state.database import ControlDatabase
 from lockstep.state.incidents import save_incidents
 from lockstep.state.leases import take_lease
 from lockstep.verdict import Incident
-from tests.api.build import opened_control
 from tests.api.fake_store import FakeStore
 from tests.builders import T0
+from tests.fixtures.control import opened_control
 from tests.lockstep.state.build import incident
 
 LOOPBACK = ("127.0.0.1/32",)

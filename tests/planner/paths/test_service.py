@@ -1,7 +1,5 @@
 """The service plans for what really sends, goes around what breaks within one look, and comes back without haste."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from lockstep.errors import LeaseLost, NotPresent
 from lockstep.host_paths import PathSummary
 from lockstep.records import FabricCounter, Step
-from lockstep.state.database import ControlDatabase, open_control
+from lockstep.state.database import ControlDatabase
 from lockstep.state.fabric import list_path_plans, newest_path_plan, paths_of_host, publish_topology
 from lockstep.state.incidents import detail_requests_by_host, save_incidents
 from lockstep.state.leases import take_lease
@@ -85,13 +83,12 @@ class Planner:
 
 
 @pytest.fixture
-def planner(embedded_store: Store, tmp_path: Path) -> Iterator[Planner]:
+def planner(embedded_store: Store, control: ControlDatabase) -> Planner:
     wanted = ("comms", "connections", "transfer_stats", "op_stats", "fabric_counters")
     for name, table in tell(SCENARIO, seed=1, every_s=50)[0].rows.items():
         if name in wanted:
             embedded_store.insert(TABLE_BY_NAME[name], table, token=f"scenario/{name}")
-    with open_control(f"sqlite:///{tmp_path / 'control.db'}") as control:
-        yield Planner(embedded_store, control, Simulation(SCENARIO, 1).topology)
+    return Planner(embedded_store, control, Simulation(SCENARIO, 1).topology)
 
 
 def dead_link(state: Literal["open", "closed"] = "open", *rivals: str, seen_s: int = 46) -> Incident:
