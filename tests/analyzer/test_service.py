@@ -37,6 +37,7 @@ from simulator.faults import parse_fault
 from simulator.scenario import Scenario, find_scenario, parse_scenario, resize_scenario
 from tests.analyzer.cluster import Cluster
 from tests.builders import SECOND, T0, make, rows
+from tests.fixtures.control import hold_lease
 from tests.tiers import long_except
 
 NIC = "nic:h1/eth2"
@@ -449,9 +450,7 @@ def test_job_too_large_for_the_embedded_store_is_said_to_be_so_once(
 
 
 def _leased(control: ControlDatabase) -> Lease:
-    lease = take_lease(control, "analyzer", "me", NS_PER_S, T0)
-    assert lease is not None
-    return lease
+    return hold_lease(control, "analyzer", now_ns=T0)
 
 
 def _tell_of_jobs(store: Store, *names: str) -> None:

@@ -22,13 +22,13 @@ from lockstep.batches import AGENT_HEADER, BOOT_HEADER, CONTENT_TYPE, ENCODING, 
 from lockstep.clock import Clock
 from lockstep.config import Settings
 from lockstep.records import RECORDS_VERSION
-from lockstep.state.leases import Lease, take_lease
+from lockstep.state.leases import Lease
 from lockstep.state.tokens import Scope, create_token
 from lockstep.store.migrations import Layout
 from lockstep.store.store import Store
 from lockstep.topology import Topology
 from tests.builders import T0
-from tests.fixtures.control import opened_control
+from tests.fixtures.control import hold_lease, opened_control
 from tests.waiting import LIMIT_S, PunctualClock, eventually
 
 
@@ -45,9 +45,7 @@ class Api:
 
     def lease(self, name: str) -> Lease:
         """Take a lease that lasts for as long as the test."""
-        held = take_lease(self.parts.control, name, "test", 10**18, self.parts.clock.now_ns())
-        assert held is not None
-        return held
+        return hold_lease(self.parts.control, name, now_ns=self.parts.clock.now_ns())
 
     def get(self, path: str, query: Mapping[str, str | int] | None = None) -> httpx.Response:
         """Ask as a reader."""

@@ -19,6 +19,7 @@ from planner.paths.service import PathService, PathServiceOptions
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
 from tests.builders import SECOND, T0, rows
+from tests.fixtures.control import hold_lease
 from tests.lockstep.state.build import incident
 from tests.planner.paths.test_traffic import reading
 from tests.simulated import JOB, tell
@@ -67,8 +68,7 @@ class Planner:
         for _ in range(seconds):
             self.second += 1
             now_ns = T0 + self.second * SECOND
-            lease = take_lease(self.control, "paths", "me", 10 * SECOND, now_ns)
-            assert lease is not None
+            lease = hold_lease(self.control, "paths", "me", ttl_ns=10 * SECOND, now_ns=now_ns)
             made.append(self.service.run_once(lease, now_ns))
         return [number for number in made if number is not None]
 
@@ -230,8 +230,7 @@ def test_flows_that_the_topology_does_not_know_are_left_out_and_said(planner: Pl
 
 
 def test_without_flows_there_is_no_plan_and_a_planner_that_lost_its_role_writes_nothing(planner: Planner) -> None:
-    lease = take_lease(planner.control, "paths", "me", SECOND, T0)
-    assert lease is not None
+    lease = hold_lease(planner.control, "paths", "me", ttl_ns=SECOND, now_ns=T0)
     assert take_lease(planner.control, "paths", "other", SECOND, T0 + 2 * SECOND)
     with pytest.raises(LeaseLost):
         planner.service.run_once(lease, T0 + 46 * SECOND)
