@@ -22,9 +22,24 @@ settings.register_profile(
 settings.register_profile("many", settings.get_profile("lockstep"), max_examples=500)
 settings.load_profile("lockstep")
 
-pytest_plugins = [f"tests.fixtures.{name}" for name in ("pickles", "plugin", "postgres", "stores")]
+pytest_plugins = [f"tests.fixtures.{name}" for name in ("control", "pickles", "plugin", "postgres", "stores")]
 
 REPO = Path(__file__).resolve().parent.parent
+
+
+MEMORY = Path("/dev/shm")
+_ROOM_BYTES = 4 << 30  # a test holds up to 0.8 GiB, 12 ring files of 64 MiB, and there are two workers
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have fast tests write into memory: 238 of control databases and gateways took 32 s so, and 48 s on a disk."""
+    if config.option.markexpr == "not slow" and MEMORY.is_dir() and is_roomy(os.statvfs(MEMORY)):
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+def is_roomy(found: os.statvfs_result) -> bool:
+    """Return whether tests may write here and run what they build, as containers often do not allow."""
+    return not found.f_flag & os.ST_NOEXEC and found.f_bavail * found.f_frsize >= _ROOM_BYTES
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
+import httpx
+
 
 class Quiet(BaseHTTPRequestHandler):
     """Says nothing on standard error."""
@@ -43,3 +45,11 @@ def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def is_up(url: str) -> bool:
+    """Return whether a server answers this with success."""
+    try:
+        return httpx.get(url, trust_env=False).is_success
+    except httpx.TransportError:
+        return False

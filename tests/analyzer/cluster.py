@@ -14,13 +14,14 @@ from lockstep.clock import NS_PER_S, ManualClock
 from lockstep.records import Agent
 from lockstep.state.database import ControlDatabase
 from lockstep.state.incidents import open_incidents
-from lockstep.state.leases import Lease, take_lease
+from lockstep.state.leases import Lease
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.topology import TopologyIndex
 from lockstep.verdict import Incident
 from simulator.scenario import Scenario, build_topology
 from tests.builders import T0, make, rows
+from tests.fixtures.control import hold_lease
 from tests.simulated import Delivery, tell
 
 SEED = 21
@@ -66,9 +67,8 @@ class Cluster:
 
     @property
     def lease(self) -> Lease:
-        lease = take_lease(self.control, "analyzer", self.holder, 15 * NS_PER_S, self.clock.now_ns())
-        assert lease is not None
-        return lease
+        now_ns = self.clock.now_ns()
+        return hold_lease(self.control, "analyzer", self.holder, ttl_ns=15 * NS_PER_S, now_ns=now_ns)
 
     @property
     def open(self) -> list[Incident]:

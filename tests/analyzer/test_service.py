@@ -4,7 +4,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from lockstep.clock import NS_PER_S
 from lockstep.errors import ControlAway, LeaseLost, LockstepError
 from lockstep.records import Agent, Comm, OpStat, PluginHealth
 from lockstep.shards import Shard
-from lockstep.state.database import ControlDatabase, open_control
+from lockstep.state.database import ControlDatabase
 from lockstep.state.incidents import (
     Analysis,
     detail_requests_by_host,
@@ -38,6 +37,7 @@ from simulator.faults import parse_fault
 from simulator.scenario import Scenario, find_scenario, parse_scenario, resize_scenario
 from tests.analyzer.cluster import Cluster
 from tests.builders import SECOND, T0, make, rows
+from tests.fixtures.control import hold_lease
 from tests.tiers import long_except
 
 NIC = "nic:h1/eth2"
@@ -64,12 +64,6 @@ SICK = parse_scenario(
 SHORT = SICK.model_copy(update={"duration_s": 25.0})
 HEALING = SICK.model_copy(update={"timeline": (*SICK.timeline, parse_fault(f"at 20 s heal {NIC}"))})
 Watch = Callable[[Scenario], Cluster]
-
-
-@pytest.fixture
-def control(tmp_path: Path) -> Iterator[ControlDatabase]:
-    with open_control(f"sqlite:///{tmp_path / 'control.db'}") as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -456,9 +450,7 @@ def test_job_too_large_for_the_embedded_store_is_said_to_be_so_once(
 
 
 def _leased(control: ControlDatabase) -> Lease:
-    lease = take_lease(control, "analyzer", "me", NS_PER_S, T0)
-    assert lease is not None
-    return lease
+    return hold_lease(control, "analyzer", now_ns=T0)
 
 
 def _tell_of_jobs(store: Store, *names: str) -> None:

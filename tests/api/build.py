@@ -3,12 +3,10 @@
 import asyncio
 import socket
 import ssl
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +22,13 @@ from lockstep.batches import AGENT_HEADER, BOOT_HEADER, CONTENT_TYPE, ENCODING, 
 from lockstep.clock import Clock
 from lockstep.config import Settings
 from lockstep.records import RECORDS_VERSION
-from lockstep.sealing import Keyring
-from lockstep.state.database import ControlDatabase, open_control
-from lockstep.state.leases import Lease, take_lease
+from lockstep.state.leases import Lease
 from lockstep.state.tokens import Scope, create_token
 from lockstep.store.migrations import Layout
 from lockstep.store.store import Store
 from lockstep.topology import Topology
 from tests.builders import T0
+from tests.fixtures.control import hold_lease, opened_control
 from tests.waiting import LIMIT_S, PunctualClock, eventually
 
 
@@ -48,9 +45,7 @@ class Api:
 
     def lease(self, name: str) -> Lease:
         """Take a lease that lasts for as long as the test."""
-        held = take_lease(self.parts.control, name, "test", 10**18, self.parts.clock.now_ns())
-        assert held is not None
-        return held
+        return hold_lease(self.parts.control, name, now_ns=self.parts.clock.now_ns())
 
     def get(self, path: str, query: Mapping[str, str | int] | None = None) -> httpx.Response:
         """Ask as a reader."""
@@ -107,22 +102,6 @@ def open_client(url: str) -> httpx.Client:
     return httpx.Client(
         base_url=url, trust_env=False, timeout=LIMIT_S, verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     )
-
-
-def opened_control(folder: Path, **options: Any) -> ControlDatabase:
-    """Return the control database of a process whose state is in the folder, with its keys."""
-    file = folder / "control.db"
-    if not file.exists():
-        file.write_bytes(_empty_control())
-    return open_control(f"sqlite:///{file}", keys=Keyring(folder / "secrets.key", is_made=True), **options)
-
-
-@cache
-def _empty_control() -> bytes:
-    """Return the file of a new control database: to make its tables each time takes longer than most tests."""
-    with tempfile.TemporaryDirectory() as folder:
-        open_control(f"sqlite:///{folder}/control.db").close()
-        return Path(folder, "control.db").read_bytes()
 
 
 def bearer(token: str) -> dict[str, str]:

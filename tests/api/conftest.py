@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.state.database import ControlDatabase
 from lockstep.store.store import Store
-from tests.api.build import Api, opened_control, running_api
+from tests.api.build import Api, running_api
 from tests.fixtures.stores import SharedEngine
 
 
@@ -41,9 +40,3 @@ def api(tmp_path: Path, shared_store: Store) -> Iterator[Api]:
     """An app of one's own."""
     with running_api(tmp_path, shared_store) as running:
         yield running
-
-
-@pytest.fixture
-def control(tmp_path: Path) -> Iterator[ControlDatabase]:
-    with opened_control(tmp_path) as database:
-        yield database

@@ -24,10 +24,11 @@ from lockstep.state.tokens import match_token_id, revoke_token
 from tests.api.alerts import build as alerts_build
 from tests.api.alerts.build import alerting, fault, target
 from tests.api.alerts.receivers import Got, answer, receiving
-from tests.api.build import bearer, check_problem, opened_control, running_api
+from tests.api.build import bearer, check_problem, running_api
 from tests.api.fake_store import FakeStore
 from tests.api.test_limits import StillClock
 from tests.builders import T0, make, rows
+from tests.fixtures.control import opened_control
 from tests.http_serving import Quiet
 from tests.lockstep.state.build import incident
 from tests.tiers import long_except

@@ -11,7 +11,6 @@ from analyzer.windows.jobs import read_roster
 from analyzer.windows.window import EvaluationOptions
 from lockstep.batches import BOOT_HEADER, encode_batch
 from lockstep.records import Agent, Comm, Event, FabricCounter, HostRecord, Progress
-from lockstep.state.tokens import Scope
 from lockstep.store.store import Store
 from lockstep.tables import TABLES
 from lockstep.topology import lies_on
@@ -27,14 +26,12 @@ OPTIONS = ServiceOptions(follow=FollowOptions(evaluations=EvaluationOptions(hop_
 XID = make(Event, host="h9", ts_ns=T0 + 20 * SECOND, kind="xid", component="gpu:h3/0", severity="critical")
 
 
-def send(
-    api: Api, host: str, records: Iterable[HostRecord], *, scope: Scope = "ingest", boot: str = "b1"
-) -> httpx.Response:
+def send(api: Api, host: str, records: Iterable[HostRecord], *, boot: str = "b1") -> httpx.Response:
     """Send rows of a host with its token, all in one batch."""
     told = list(records)
     kinds = {table.name: [each for each in told if type(each) is table.record] for table in TABLES}
     body = encode_batch({name: rows(*found) for name, found in kinds.items() if found})
-    headers = batch_headers(api.make_token(scope, host), agent=host) | {BOOT_HEADER: boot}
+    headers = batch_headers(api.make_token("ingest", host), agent=host) | {BOOT_HEADER: boot}
     return api.client.post("/api/v1/ingest", content=body, headers=headers)
 
 
@@ -125,15 +122,10 @@ def test_a_job_that_starts_again_on_other_hosts_is_believed(fresh: Api, shared_s
 @pytest.mark.parametrize(
     ("record", "status"),
     [
-        (make(Comm, host="h9", rank=2**32 - 1, nranks=2**32 - 1), 400),
-        (make(Comm, host="h9", job="train\nrm -rf"), 400),
-        (make(Comm, host="h9", job="\x1b]0;owned\x07"), 400),
         (make(Progress, host="h9", ts_ns=2**62, head_state="idle"), 400),
-        (make(Event, host="h9", source="gateway"), 400),
-        (make(Event, host="h3"), 403),
         (make(FabricCounter, host="h9", switch="leaf1", port="1", up=False, extra={}), 403),
     ],
-    ids=["rank", "line break", "escape", "future", "in our name", "another host", "switch"],
+    ids=["future", "switch"],
 )
 def test_what_would_harm_its_readers_is_refused_at_the_door(api: Api, record: HostRecord, status: int) -> None:
     assert send(api, "h9", [record]).status_code == status
@@ -142,10 +134,3 @@ def test_what_would_harm_its_readers_is_refused_at_the_door(api: Api, record: Ho
 def test_a_thousand_invented_jobs_are_refused(api: Api) -> None:
     invented = [make(Comm, host="h9", job=f"job-{number}") for number in range(1_000)]
     assert send(api, "h9", invented).status_code == 400
-
-
-def test_who_reads_cannot_send_and_who_sends_cannot_read(api: Api) -> None:
-    assert send(api, "h9", beats("h9"), scope="read").status_code == 403
-    sender = {"Authorization": f"Bearer {api.make_token('ingest', 'h9')}"}
-    answers = [api.client.get(f"/api/v1/{path}", headers=sender) for path in ("incidents", "agents", "tokens")]
-    assert {answer.status_code for answer in answers} == {403}

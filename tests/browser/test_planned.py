@@ -6,7 +6,6 @@ import pytest
 
 from lockstep.state.database import ControlDatabase
 from lockstep.state.incidents import save_incidents
-from lockstep.state.leases import take_lease
 from lockstep.state.tokens import Scope
 from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import Store, open_store
@@ -20,6 +19,7 @@ from tests.api.views.build import put
 from tests.browser.conftest import Window
 from tests.browser.test_pages import find_barriers
 from tests.builders import SECOND, T0
+from tests.fixtures.control import hold_lease
 from tests.lockstep.state.build import incident
 from tests.simulated import JOB, load, tell, told_step
 from tests.testbed.clickhouse import ClickHouseServer
@@ -117,8 +117,7 @@ def load_planned(store: Store, control: ControlDatabase, topology: Topology) -> 
     service = PathService(store, control, topology)
     for second in (SECONDS - 2, SECONDS - 1):
         now_ns = T0 + second * SECOND
-        lease = take_lease(control, "paths", "test", 10 * SECOND, now_ns)
-        assert lease is not None
+        lease = hold_lease(control, "paths", ttl_ns=10 * SECOND, now_ns=now_ns)
         assert service.run_once(lease, now_ns) is not None, f"no plan was made in second {second}"
         save_incidents(control, [_dead_link(now_ns)], None)
 

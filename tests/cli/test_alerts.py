@@ -10,7 +10,6 @@ from lockstep.alert_settings import AlertSettings
 from lockstep.config import Settings
 from lockstep.state.deliveries import Outgoing, list_deliveries, save_round
 from lockstep.state.documents import list_audit
-from lockstep.state.leases import take_lease
 from lockstep.state.targets import Health, list_health, write_health
 from tests.api.alerts.build import make_notification, target
 from tests.api.alerts.receivers import Receiver, answer, receiving
@@ -30,8 +29,7 @@ def api(tmp_path: Path, receiver: Receiver) -> Iterator[Api]:
     hook = target("ops", url=receiver.url, secrets=())
     alerts = AlertSettings(targets=(hook,), allow=("127.0.0.1",))
     with running_api(tmp_path, FakeStore(), settings=Settings(alerts=alerts)) as running:
-        lease = take_lease(running.parts.control, "alerts", "test", 10**12, running.parts.clock.now_ns())
-        assert lease is not None
+        lease = running.lease("alerts")
         save_round(
             running.parts.control, lease, [Outgoing("ops", make_notification(), replaces=False, is_end=False)], []
         )

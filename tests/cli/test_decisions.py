@@ -9,7 +9,6 @@ import pytest
 from lockstep.execution import PartIdentity
 from lockstep.state.decisions import list_node_orders, list_orders, list_outcomes, save_decisions, save_isolated
 from lockstep.state.incidents import save_incidents
-from lockstep.state.leases import take_lease
 from tests.api.build import Api, running_api
 from tests.api.fake_store import FakeStore
 from tests.cli.commands import Run, check_failure
@@ -60,10 +59,8 @@ def test_decisions_are_listed_with_every_alternative_and_a_person_s_word_reaches
 def api_with_nodes_out(api: Api) -> Api:
     control = api.parts.control
     save_decisions(control, [decision("d2")], None)
-    lease = take_lease(control, "planner", "test", 10**12, api.parts.clock.now_ns())
-    assert lease is not None
-    save_isolated(control, isolated(message="ECC errors", tests=2), lease)
-    save_isolated(control, isolated(decision="d2", node="h5", state="returned"), lease)
+    save_isolated(control, isolated(message="ECC errors", tests=2), api.lease("planner"))
+    save_isolated(control, isolated(decision="d2", node="h5", state="returned"), api.lease("planner"))
     return api
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from lockstep.state.decisions import save_decisions, save_isolated
 from lockstep.state.incidents import save_incidents
-from lockstep.state.leases import Lease, take_lease
 from planner.controllers.nvrx import METHOD, SERVICE, NvrxController, NvrxOptions
 from tests.api.build import Api, running_api
 from tests.api.fake_store import FakeStore
@@ -29,14 +28,8 @@ def api(tmp_path: Path) -> Iterator[Api]:
     with running_api(tmp_path, FakeStore()) as running:
         save_incidents(running.parts.control, [incident("i1")], None)
         save_decisions(running.parts.control, [decision("d1", created_ns=4 * 10**18)], None)
-        save_isolated(running.parts.control, isolated(reason="ECC errors"), planner_lease(running))
+        save_isolated(running.parts.control, isolated(reason="ECC errors"), running.lease("planner"))
         yield running
-
-
-def planner_lease(api: Api) -> Lease:
-    lease = take_lease(api.parts.control, "planner", "test", 10**12, api.parts.clock.now_ns())
-    assert lease is not None
-    return lease
 
 
 @contextmanager
@@ -68,7 +61,7 @@ def test_host_is_judged_by_what_the_control_database_says(api: Api, tmp_path: Pa
     with serving(tmp_path, "health", "--socket", str(socket), "--name", "h3", *to) as said:
         assert said == f"lockstep: health of h3 at unix://{socket}\n"
         out = ask_health(socket)
-        save_isolated(control, isolated(reason="ECC errors", state="returned"), planner_lease(api))
+        save_isolated(control, isolated(reason="ECC errors", state="returned"), api.lease("planner"))
         back = ask_health(socket)
     assert (out.get(1, 0), out.get(4, "")) == (0, "ECC errors")
     assert (back.get(1, 0), back.get(4, "")) == (1, "")

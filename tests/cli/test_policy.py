@@ -1,8 +1,5 @@
 """The planner is put together as the settings say, and follows a stored policy from its next round on."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from lockstep.clock import NS_PER_S
@@ -10,12 +7,13 @@ from lockstep.config import Settings
 from lockstep.decision import Decision
 from lockstep.errors import BadInput
 from lockstep.sections import PlannerSettings
-from lockstep.state.database import ControlDatabase, open_control
+from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import list_decisions
 from lockstep.state.incidents import save_incidents
-from lockstep.state.leases import Lease, take_lease
+from lockstep.state.leases import Lease
 from lockstep.state.policies import PLANNER, PlannerPolicy, policy_of, save_policy
 from planner.assembly import controller_of, make_planner, options_of, with_policy
+from tests.fixtures.control import hold_lease
 from tests.lockstep.state.build import incident
 
 NOW = 1_700_000_000 * NS_PER_S
@@ -33,16 +31,8 @@ ACTIONS = (
 
 
 @pytest.fixture
-def control(tmp_path: Path) -> Iterator[ControlDatabase]:
-    with open_control(f"sqlite:///{tmp_path / 'control.db'}") as database:
-        yield database
-
-
-@pytest.fixture
 def lease(control: ControlDatabase) -> Lease:
-    held = take_lease(control, "planner", "test", 10**18, NOW)
-    assert held is not None
-    return held
+    return hold_lease(control, "planner", now_ns=NOW)
 
 
 def changed(**changes: object) -> PlannerPolicy:
@@ -91,8 +81,7 @@ def settings(**planner: object) -> Settings:
 def test_planner_without_telemetry_or_controller_has_nothing_to_do(control: ControlDatabase) -> None:
     model = {"parameters": 7e9, "layers": 32, "hidden": 4096, "sequence": 4096, "global_batch": 256}
     planner = make_planner(settings(jobs={"*": {"model": model}}), None, control, None)
-    lease = take_lease(control, "planner", "p1", ttl_ns=10**13, now_ns=10**18)
-    assert lease is not None
+    lease = hold_lease(control, "planner", "p1", now_ns=10**18)
     assert planner.run_once(lease, 10**18) == 0
 
 

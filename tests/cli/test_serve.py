@@ -11,7 +11,6 @@ import socket
 import subprocess
 from pathlib import Path
 
-import httpx
 import pytest
 from sqlalchemy import select
 
@@ -32,6 +31,7 @@ from lockstep.topology import dump_topology
 from lockstep.verdict import Incident
 from tests.builders import SECOND, T0
 from tests.cli.commands import LOCKSTEP, Run, check_failure, environment_for
+from tests.http_serving import is_up
 from tests.lockstep.state.build import incident
 from tests.testbed.services import free_port
 from tests.waiting import LIMIT_S, eventually
@@ -39,13 +39,6 @@ from tests.waiting import LIMIT_S, eventually
 
 def free_address() -> str:
     return f"127.0.0.1:{free_port()}"
-
-
-def is_ready(address: str) -> bool:
-    try:
-        return httpx.get(f"http://{address}/readyz", trust_env=False, timeout=LIMIT_S).is_success
-    except httpx.TransportError:
-        return False
 
 
 def test_paths_without_a_topology_are_one_sentence(lockstep: Run) -> None:
@@ -63,7 +56,7 @@ def serve(service: str, address: str, environment: dict[str, str]) -> str:
             line = process.stderr.readline()
             assert line, messages
             messages += line
-        eventually(lambda: is_ready(address))
+        eventually(lambda: is_up(f"http://{address}/readyz"))
         process.send_signal(signal.SIGTERM)
         messages += process.stderr.read()
     assert process.returncode == 0
@@ -126,7 +119,7 @@ def test_analyzers_that_share_the_jobs_are_processes_that_come_back_and_leave_wi
         subprocess.Popen([LOCKSTEP, "serve", "analyzer"], env=environment, stderr=subprocess.DEVNULL) as process,
         open_control(f"sqlite:///{tmp_path}/control.db") as control,
     ):
-        eventually(lambda: is_ready(address))
+        eventually(lambda: is_up(f"http://{address}/readyz"))
         first = [holder_of(control, shard) for shard in shards]
         assert first[0] == process.pid
         assert len(set(first)) == 3

@@ -29,7 +29,7 @@ from api.web import WebServer, check_exposure, read_tls, scheme_of
 from lockstep.config import Settings, load_settings
 from lockstep.errors import BadInput, BadSettings
 from lockstep.sections import ApiSettings
-from lockstep.state.database import open_control
+from lockstep.state.database import ControlDatabase
 from lockstep.state.tokens import create_token
 from lockstep.store.migrations import Layout
 from tests.api.fake_store import FakeStore
@@ -106,20 +106,19 @@ def test_what_others_can_reach_is_warned_of_and_a_demo_of_it_refused() -> None:
         check_exposure(ApiSettings(listen="0.0.0.0:8642"), is_demo=True)
 
 
-def test_server_that_leaves_does_not_wait_for_streams(tmp_path: Path) -> None:
+def test_server_that_leaves_does_not_wait_for_streams(tmp_path: Path, control: ControlDatabase) -> None:
     clock, store = HastyClock(), FakeStore()
-    with open_control(f"sqlite:///{tmp_path / 'control.db'}") as control:
-        gateway = Gateway(tmp_path / "gateway", store, clock, GatewayOptions(leave_s=600.0))
-        parts = Parts(Settings(), store, Layout(store.database), control, gateway, clock)
-        token = create_token(control, scope="read", host=None, name="ann", now_ns=1)
-        server = WebServer(create_app(parts), lambda: None, lambda: None)
-        with serving(server) as port, httpx.Client(trust_env=False, timeout=LIMIT_S) as client:
-            url, headers = f"http://127.0.0.1:{port}/api/v1/incidents/stream", {"Authorization": f"Bearer {token}"}
-            with client.stream("GET", url, headers=headers) as answer:
-                lines = answer.iter_lines()
-                assert next(lines) == "retry: 2000"
-                server.should_exit = True
-                assert list(lines) == [""], "the stream ends, and ends well"
+    gateway = Gateway(tmp_path / "gateway", store, clock, GatewayOptions(leave_s=600.0))
+    parts = Parts(Settings(), store, Layout(store.database), control, gateway, clock)
+    token = create_token(control, scope="read", host=None, name="ann", now_ns=1)
+    server = WebServer(create_app(parts), lambda: None, lambda: None)
+    with serving(server) as port, httpx.Client(trust_env=False, timeout=LIMIT_S) as client:
+        url, headers = f"http://127.0.0.1:{port}/api/v1/incidents/stream", {"Authorization": f"Bearer {token}"}
+        with client.stream("GET", url, headers=headers) as answer:
+            lines = answer.iter_lines()
+            assert next(lines) == "retry: 2000"
+            server.should_exit = True
+            assert list(lines) == [""], "the stream ends, and ends well"
 
 
 def test_headers_have_a_deadline_and_an_address_a_bound_on_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,9 +127,7 @@ def fail(error: Exception, times: int = 1 << 30) -> Callable[[int], None]:
     return raise_it
 
 
-def test_everything_read_arrives_once_in_numbered_batches_with_heartbeats_until_the_end(
-    gateway: FakeGateway,
-) -> None:
+def test_everything_read_arrives_once_in_numbered_batches_with_heartbeats_until_the_end(gateway: FakeGateway) -> None:
     source = NumberedSource("a")
     with running(source, server=gateway.url):
         eventually(lambda: source.reads >= 5 and len(gateway.received) >= 4)

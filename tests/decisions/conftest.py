@@ -1,6 +1,6 @@
-"""The control database and lease that tests of the planner have, and the command line."""
+"""The lease that tests of the planner have, and the command line."""
 
 from tests.cli.conftest import lockstep, state
-from tests.planner.conftest import control, empty_control, lease
+from tests.planner.conftest import lease
 
-__all__ = ["control", "empty_control", "lease", "lockstep", "state"]
+__all__ = ["lease", "lockstep", "state"]

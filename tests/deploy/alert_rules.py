@@ -9,8 +9,8 @@ from lockstep.records import Step
 from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import save_decisions, save_execution
 from lockstep.state.incidents import save_incidents
-from lockstep.state.leases import take_lease
 from tests.conftest import REPO
+from tests.fixtures.control import hold_lease
 from tests.lockstep.state.build import decision, incident
 from tests.lockstep.state.test_executions import execution
 
@@ -39,9 +39,8 @@ def fail_an_action(control: ControlDatabase, ended_ns: int) -> None:
     """Leave an incident open that was answered in vain, so that everything has a figure."""
     save_incidents(control, [incident("i1")], None)
     save_decisions(control, [decision("d1")], None)
-    lease = take_lease(control, "planner", "me", ttl_ns=100, now_ns=0)
-    assert lease is not None
-    save_execution(control, execution("d1", "failed").model_copy(update={"ended_ns": ended_ns}), lease)
+    failed = execution("d1", "failed").model_copy(update={"ended_ns": ended_ns})
+    save_execution(control, failed, hold_lease(control, "planner"))
 
 
 def step_at(now_ns: int, host: str = "h0") -> Step:

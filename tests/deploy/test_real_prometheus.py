@@ -39,6 +39,7 @@ from tests.deploy.alert_rules import (
     told_configuration,
 )
 from tests.deploy.grafana_boards import panels
+from tests.http_serving import is_up
 from tests.testbed.services import LOCKSTEP, Service, collector_settings, free_port, own_environment, wait_until
 from tests.waiting import eventually
 
@@ -95,7 +96,7 @@ def prometheus(folder: Path, places: Mapping[str, str], alertmanager_url: str) -
         )
     running = Prometheus(f"http://127.0.0.1:{port}")
     try:
-        wait_until(lambda: _is_ready(running.url), f"Prometheus is ready; see {folder / 'prometheus.log'}")
+        wait_until(lambda: is_up(f"{running.url}/-/ready"), f"Prometheus is ready; see {folder / 'prometheus.log'}")
         yield running
     finally:
         process.terminate()
@@ -116,13 +117,6 @@ def _configuration(rules: Path, places: Mapping[str, str], alertmanager_url: str
         told = told.replace(from_manual, here)
     manager = urlsplit(alertmanager_url).netloc
     return f'{_OFTEN}{told}alerting: {{alertmanagers: [{{static_configs: [{{targets: ["{manager}"]}}]}}]}}\n'
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/-/ready", trust_env=False).is_success
-    except httpx.TransportError:
-        return False
 
 
 @dataclass(frozen=True)

@@ -204,10 +204,7 @@ ODD_OPTIONS = [
             lambda: dual_plane(5, 2, 1, nics_per_host=3),
             uneven("nics_per_host", 3, "planes", 2) + uneven("hosts", 5, "leaves_per_plane", 2),
         ),
-        (
-            lambda: dual_plane(1, 0, 0, nics_per_host=0),
-            few(leaves_per_plane=0, spines_per_plane=0, nics_per_host=0),
-        ),
+        (lambda: dual_plane(1, 0, 0, nics_per_host=0), few(leaves_per_plane=0, spines_per_plane=0, nics_per_host=0)),
         (lambda: fat_tree(2, FabricOptions(gpus_per_host=-1, gbps=0, uplink_gbps=math.inf)), ODD_OPTIONS),
     ],
 )

@@ -3,22 +3,14 @@
 import pickle
 import random
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from lockstep.errors import BadInput
 from lockstep.plain_pickle import load_plain
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _only_here() -> Iterator[None]:
-    """Read in this process alone: hundreds of children take a minute; tests/lockstep/test_read_apart.py has them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lockstep.plain_pickle.check_apart", lambda *_: None)
-        yield
-
-
+pytestmark = pytest.mark.usefixtures("tried_here")
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 FAR = b"Nr\xff\xff\xff\xff"  # None, put to the highest place there is: 64 GiB would be reserved
 LOOKS_FAR = "Nr\xff\xff\xff\xff."

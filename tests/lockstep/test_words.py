@@ -33,11 +33,7 @@ CRASH: dict[str, Any] = {"fault_class": "crash", "component": "gpu:h3/1"}
             False,
             f"nic:h3/eth1 slows what it sends since {SINCE}: steps take 1.42 times as long, 255 ranks wait",
         ),
-        (
-            lasting(**HANGS),
-            True,
-            f"host:h3 hangs in job train since {SINCE}: the job stands still, 1 rank waits",
-        ),
+        (lasting(**HANGS), True, f"host:h3 hangs in job train since {SINCE}: the job stands still, 1 rank waits"),
         (lasting(**WHOLE), True, f"job:train is slower as a whole since {SINCE}: what it costs is not known"),
         (lasting(T0 + 600 * NS_PER_S), False, "* from 2026-11-16 07:37 to 07:47 UTC*"),
         (lasting(T0 + 86_400 * NS_PER_S), False, "* from 2026-11-16 07:37 to 2026-11-17 07:37 UTC*"),

@@ -1,30 +1,16 @@
-"""A control database, its lease and a planner over both, for tests of whole rounds."""
+"""The lease of a control database and a planner over both, for tests of whole rounds."""
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from lockstep.state.database import ControlDatabase, open_control
+from lockstep.state.database import ControlDatabase
 from lockstep.state.leases import Lease
+from tests.fixtures.control import control, empty_control
 from tests.planner.site import SiteMaker
 from tests.planner.world import Harness, lease_of, planner_of, start
 
-
-@pytest.fixture(scope="session")
-def empty_control(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file of a control database that holds nothing but its schema; to copy it takes less than to make one."""
-    path = tmp_path_factory.mktemp("control") / "control.db"
-    open_control(f"sqlite:///{path}").close()
-    return path
-
-
-@pytest.fixture
-def control(tmp_path: Path, empty_control: Path) -> Iterator[ControlDatabase]:
-    shutil.copy(empty_control, tmp_path / "control.db")
-    with open_control(f"sqlite:///{tmp_path / 'control.db'}") as database:
-        yield database
+__all__ = ["control", "empty_control"]
 
 
 @pytest.fixture

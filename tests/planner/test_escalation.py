@@ -5,15 +5,7 @@ import pytest
 from lockstep.execution import Execution, ExecutionState
 from lockstep.verdict import Impact
 from planner.cost import weigh
-from planner.escalation import (
-    Level,
-    Severity,
-    classify,
-    find_level,
-    is_alarm,
-    level_of,
-    severity_of,
-)
+from planner.escalation import Level, Severity, classify, find_level, is_alarm, level_of, severity_of
 from tests.planner.build import context, crash, event, execution, seconds, verdict
 
 PART = "nic:h3/eth1"

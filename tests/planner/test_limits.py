@@ -78,19 +78,13 @@ KNOWN = [Node(host, is_usable=True) for host in HOSTS if host != "h3"]
             {"constraints": out(*(f"x{n}" for n in range(8)), at_s=LONG_AGO_S, state="repair")},
             "8 nodes are out of service, and 8 is the limit",
         ),
-        (
-            {"constraints": out("h1", at_s=LONG_AGO_S)},
-            "1 of the 5 hosts of leaf0 are out of service, and 1 may be",
-        ),
+        ({"constraints": out("h1", at_s=LONG_AGO_S)}, "1 of the 5 hosts of leaf0 are out of service, and 1 may be"),
         ({"constraints": out("h9", at_s=LONG_AGO_S)}, None),  # one node of a block may always go
         ({"constraints": out("h1", at_s=LONG_AGO_S), "within": cluster(block_of={})}, None),
         ({"of": job(min_nodes=8)}, "7 nodes would be left to train, which needs 8"),
         ({"constraints": Constraints(nodes=KNOWN)}, "the controller does not know node h3"),
         ({"constraints": Constraints(controller_trouble="timed out")}, "the controller does not answer: timed out"),
-        (
-            {"constraints": Constraints(undone=[decision()])},
-            "a person has undone or rejected decision d1 on host:h3",
-        ),
+        ({"constraints": Constraints(undone=[decision()])}, "a person has undone or rejected decision d1 on host:h3"),
         (
             {
                 "constraints": Constraints(undone=[decision()]),

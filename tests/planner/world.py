@@ -8,7 +8,7 @@ from lockstep.execution import Execution, Order, OrderKind
 from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import give_order, list_decisions, list_executions
 from lockstep.state.incidents import save_incidents
-from lockstep.state.leases import Lease, take_lease
+from lockstep.state.leases import Lease
 from lockstep.verdict import Incident
 from planner.context import ClusterFacts, JobFacts, Resume
 from planner.decide import PlannerOptions, Policy
@@ -17,6 +17,7 @@ from planner.limits import Limits
 from planner.node_return import Returner
 from planner.service import PlannerService
 from planner.snapshot import Snapshot
+from tests.fixtures.control import hold_lease
 from tests.planner.build import HOSTS, cluster, crash, incident, job, seconds
 from tests.planner.fake_controller import FakeController, make_world
 
@@ -94,6 +95,4 @@ class Harness:
 
 def lease_of(control: ControlDatabase, holder: str = "planner-1", at_s: float = 10.0) -> Lease:
     """Return the planner's lease, taken from whoever had it."""
-    taken = take_lease(control, "planner", holder, ttl_ns=10**13, now_ns=seconds(at_s))
-    assert taken is not None
-    return taken
+    return hold_lease(control, "planner", holder, ttl_ns=10**13, now_ns=seconds(at_s))

@@ -66,8 +66,7 @@ def test_line_says(what: str, expected: Fault) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["", f"fail {NIC} down", f"at noon fail {NIC} down", "at -1 s heal", "at 20 heal", "at 20 s", "20 s heal"],
+    "line", ["", f"fail {NIC} down", f"at noon fail {NIC} down", "at -1 s heal", "at 20 heal", "at 20 s", "20 s heal"]
 )
 def test_line_without_a_moment_is_refused_with_an_example(line: str) -> None:
     with pytest.raises(BadScenario, match=r"^.* does not begin with a moment, such as: at 20 s fail"):

@@ -10,18 +10,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 from simulator.collectives import Kernels, run_ring
-from simulator.pairs import (
-    BUFFERS,
-    FLUSH,
-    GPU_WAIT,
-    NEVER,
-    PEER_WAIT,
-    RECV_GPU_WAIT,
-    RECV_WAIT,
-    WIRE,
-    Edges,
-    Pairs,
-)
+from simulator.pairs import BUFFERS, FLUSH, GPU_WAIT, NEVER, PEER_WAIT, RECV_GPU_WAIT, RECV_WAIT, WIRE, Edges, Pairs
 from tests.simulator.build import head_states, outage, replaced, started, uniform
 
 NANOSECONDS = st.integers(0, 500).map(float)

@@ -8,16 +8,7 @@ import pytest
 from analyzer.delay_matrix.reading import SLACKS_NS, PairFacts, read_pairs
 from analyzer.windows.jobs import read_roster
 from analyzer.windows.window import Context, Window
-from lockstep.records import (
-    ClockQuality,
-    Collective,
-    Comm,
-    Connection,
-    Path,
-    StepSample,
-    Transfer,
-    TransferStat,
-)
+from lockstep.records import ClockQuality, Collective, Comm, Connection, Path, StepSample, Transfer, TransferStat
 from lockstep.store.store import Store
 from tests.analyzer.build import insert
 from tests.builders import SECOND, T0, make

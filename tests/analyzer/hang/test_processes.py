@@ -54,10 +54,7 @@ def test_process_that_ended_is_a_crash_of_its_rank(kind: str) -> None:
 
 
 def test_event_of_another_rank_or_long_before_explains_nothing() -> None:
-    others = (
-        event("process_exit", "h1", "died", rank=3),
-        event("process_exit", "h1", "died", rank=2, ago_s=99),
-    )
+    others = (event("process_exit", "h1", "died", rank=3), event("process_exit", "h1", "died", rank=2, ago_s=99))
     assert only(Job(lines=world(r2=ABSENT), facts={"events": others})).fault_class == "noncomm_hang"
 
 

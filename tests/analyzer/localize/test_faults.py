@@ -238,12 +238,7 @@ MESH_OF_FOUR = pairs(mesh(nics=4))
 def test_lone_slow_wire_stands_for_both_its_nics_in_a_ring_and_for_itself_in_a_mesh() -> None:
     found = only(find(RING, sent_by("h3/eth1"), fabric()))
     assert (found.component, found.side) == ("link:h3/eth1--h4/eth1", "tx")
-    assert set(found.ambiguous_with) == {
-        "nic:h3/eth1",
-        "nic:h4/eth1",
-        "link:h3/eth1--leaf1",
-        "link:h4/eth1--leaf2",
-    }
+    assert set(found.ambiguous_with) == {"nic:h3/eth1", "nic:h4/eth1", "link:h3/eth1--leaf1", "link:h4/eth1--leaf2"}
     assert found.likelihood > 0.9, "it is on that pair somewhere"
     assert not found.may_isolate, "one of two hosts would be drained for nothing"
     found = only(find(MESH, between("h3/eth0", "h4/eth0"), fabric()))

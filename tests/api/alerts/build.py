@@ -17,17 +17,15 @@ from lockstep.clock import NS_PER_S, ManualClock, SystemClock
 from lockstep.notification import Alert, Notification
 from lockstep.state.database import ControlDatabase
 from lockstep.state.incidents import save_incidents
-from lockstep.state.leases import take_lease
 from lockstep.verdict import Incident
-from tests.api.build import opened_control
 from tests.api.fake_store import FakeStore
 from tests.builders import T0
+from tests.fixtures.control import hold_lease, opened_control
 from tests.lockstep.state.build import incident
 
 LOOPBACK = ("127.0.0.1/32",)
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 LEASE_S = 60
-_FOR_EVER_NS = 10**18
 
 
 def fault(name: str = "i1", **changes: Any) -> Incident:
@@ -108,8 +106,7 @@ class Alerts:
 
     def begin_round(self) -> None:
         now_ns = self.clock.now_ns()
-        lease = take_lease(self.control, "alerts", self.holder, LEASE_S * NS_PER_S, now_ns)
-        assert lease is not None
+        lease = hold_lease(self.control, "alerts", self.holder, ttl_ns=LEASE_S * NS_PER_S, now_ns=now_ns)
         self.service.run_once(lease, now_ns)
 
     def happen(self, *incidents: Incident) -> None:
@@ -124,7 +121,7 @@ def alerting(folder: Path, *targets: Target, timeout_s: float = 60.0, **settings
     outside = Outside(SystemClock(), LOOPBACK, timeout_s)
     with opened_control(folder) as control:
         for service in ("analyzer", "planner"):
-            take_lease(control, service, "somebody", _FOR_EVER_NS, T0)
+            hold_lease(control, service, "somebody", now_ns=T0)
         notifier = Notifier(chosen, "http://head:8642", outside)
         store, counts = QuietStore(), DeliveryCounts()
         alerts = AlertService(chosen, control, notifier, clock, Watched(store), counts)

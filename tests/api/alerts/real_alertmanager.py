@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.http_serving import is_up
 from tests.testbed.services import free_port
 from tests.waiting import LIMIT_S, eventually
 
@@ -56,16 +57,9 @@ def alertmanager(folder: Path, receiver_url: str) -> Iterator[Alertmanager]:
     process = subprocess.Popen([PROGRAM, *where, "--cluster.listen-address="], stdout=log, stderr=log)
     running = Alertmanager(f"http://127.0.0.1:{port}")
     try:
-        eventually(lambda: _is_ready(running.url))
+        eventually(lambda: is_up(f"{running.url}/-/ready"))
         yield running
     finally:
         process.terminate()
         process.wait()
         log.close()
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/-/ready", trust_env=False).is_success
-    except httpx.TransportError:
-        return False

@@ -21,7 +21,7 @@ from api.ingest.log import Entry, OpenSegment, list_segments
 from lockstep.clock import ManualClock
 from lockstep.errors import BadBatch, GatewayFull, LockstepError, StoreRefused
 from lockstep.state.claims import BatchClaims
-from lockstep.state.database import open_control
+from lockstep.state.database import ControlDatabase
 from lockstep.tables import Table
 from tests.api.fake_store import FakeStore, away
 from tests.api.ingest.build import PATIENT_S, batch, entry, running
@@ -405,35 +405,35 @@ def test_second_gateway_on_the_same_log_is_refused_until_the_first_is_closed(tmp
         pass
 
 
-def test_a_batch_that_two_gateways_acknowledged_is_stored_once_whichever_comes_first(tmp_path: Path) -> None:
+def test_a_batch_that_two_gateways_acknowledged_is_stored_once_whichever_comes_first(
+    tmp_path: Path, control: ControlDatabase
+) -> None:
     store, down = FakeStore(), FakeStore(fault=away())
-    with open_control(f"sqlite:///{tmp_path / 'control.db'}") as control:
-        first, second = tmp_path / "first", tmp_path / "second"
-        with running(first, down, UNCUT, BatchClaims(control)) as gateway:
-            acknowledge(gateway, entry(1), entry(2), entry(1, agent="h1"))
-        # It has claimed all three, stored none, and is gone. Its last receipt was lost, so h0 tries elsewhere.
-        with running(second, store, UNCUT, BatchClaims(control)) as gateway:
-            assert acknowledge(gateway, entry(2), entry(3)) == [3, 3]
-        assert messages(store) == ["h0/b1/3"], "2 is on the first gateway's disk, and its to store"
-        with running(first, store, UNCUT, BatchClaims(control)) as gateway:
-            acknowledge(gateway, entry(3), entry(4))  # the receipt of 3 was lost as well
+    first, second = tmp_path / "first", tmp_path / "second"
+    with running(first, down, UNCUT, BatchClaims(control)) as gateway:
+        acknowledge(gateway, entry(1), entry(2), entry(1, agent="h1"))
+    # It has claimed all three, stored none, and is gone. Its last receipt was lost, so h0 tries elsewhere.
+    with running(second, store, UNCUT, BatchClaims(control)) as gateway:
+        assert acknowledge(gateway, entry(2), entry(3)) == [3, 3]
+    assert messages(store) == ["h0/b1/3"], "2 is on the first gateway's disk, and its to store"
+    with running(first, store, UNCUT, BatchClaims(control)) as gateway:
+        acknowledge(gateway, entry(3), entry(4))  # the receipt of 3 was lost as well
     expected = [*(f"h0/b1/{number}" for number in range(1, 5)), "h1/b1/1"]
     assert sorted(map(str, messages(store))) == expected
 
 
 def test_a_batch_in_the_log_of_a_dead_gateway_is_stored_by_the_one_that_was_asked_next(
-    tmp_path: Path,
+    tmp_path: Path, control: ControlDatabase
 ) -> None:
     left = OpenSegment(tmp_path, 1)
     left.append([entry(1), entry(2)])  # killed before the segment was cut, and before anybody heard of 2
     left._file.close()
     store = FakeStore()
-    with open_control(f"sqlite:///{tmp_path / 'control.db'}") as control:
-        with running(tmp_path / "other", store, claims=BatchClaims(control)) as gateway:
-            acknowledge(gateway, entry(2), entry(3))
-        assert messages(store) == ["h0/b1/2", "h0/b1/3"], "nobody waits for the dead"
-        with running(tmp_path, store, claims=BatchClaims(control)):
-            pass
+    with running(tmp_path / "other", store, claims=BatchClaims(control)) as gateway:
+        acknowledge(gateway, entry(2), entry(3))
+    assert messages(store) == ["h0/b1/2", "h0/b1/3"], "nobody waits for the dead"
+    with running(tmp_path, store, claims=BatchClaims(control)):
+        pass
     assert messages(store) == ["h0/b1/2", "h0/b1/3", "h0/b1/1"]
 
 

@@ -27,6 +27,7 @@ from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import open_store
 from tests.api.ingest import crash_child
 from tests.builders import T0, make, rows
+from tests.http_serving import is_up
 from tests.testbed.clickhouse import ClickHouseServer
 from tests.testbed.services import free_port, wait_until
 from tests.testbed.tcp_proxy import TcpProxy
@@ -55,10 +56,7 @@ class ApiProcess:
         wait_until(self.is_alive, "the api answers")
 
     def is_alive(self) -> bool:
-        try:
-            return httpx.get(f"http://127.0.0.1:{self.port}/healthz", timeout=5, trust_env=False).is_success
-        except httpx.TransportError:
-            return False
+        return is_up(f"http://127.0.0.1:{self.port}/healthz")
 
     def stop(self, how: signal.Signals) -> int:
         assert self.process is not None

@@ -19,12 +19,13 @@ from lockstep.state.deliveries import Outgoing, save_round
 from lockstep.state.documents import read_document
 from lockstep.state.fabric import publish_topology
 from lockstep.state.incidents import outcomes_of, page_incidents, save_incidents
-from lockstep.state.leases import Lease, take_lease
+from lockstep.state.leases import Lease
 from lockstep.store.store import Store
 from lockstep.verdict import Incident
 from tests.api.alerts.build import make_alert, make_notification
 from tests.api.views.build import NOW, happening, heartbeat, incident_on, load_job, put
 from tests.builders import SECOND, T0, make
+from tests.fixtures.control import hold_lease
 from tests.lockstep.state.build import decision
 from tests.lockstep.state.test_executions import execution, isolated
 
@@ -147,9 +148,7 @@ def at(seconds: float) -> int:
 
 @pytest.fixture
 def lease(control: ControlDatabase) -> Lease:
-    held = take_lease(control, "planner", "test", ttl_ns=3600 * SECOND, now_ns=T0)
-    assert held is not None
-    return held
+    return hold_lease(control, "planner", now_ns=T0)
 
 
 def opened(reason: str = "") -> Incident:
@@ -202,8 +201,7 @@ def test_decision_order_steps_and_isolation_follow_each_other(control: ControlDa
 
 def test_who_was_told_is_there_also_when_the_message_told_of_others_too(control: ControlDatabase) -> None:
     save_incidents(control, [opened()], None)
-    held = take_lease(control, "alerts", "test", ttl_ns=SECOND, now_ns=T0)
-    assert held is not None
+    held = hold_lease(control, "alerts", now_ns=T0)
     news = make_notification(make_alert("i0"), make_alert("i1")).model_copy(update={"ts_ns": at(1)})
     save_round(control, held, [Outgoing("pager", news, replaces=False, is_end=False)], [])
     (told,) = (entry for entry in read_timeline(control, "i1") if entry.kind == "notified")

@@ -19,10 +19,10 @@ from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import give_node_order, save_decisions, save_isolated, save_outcome
 from lockstep.state.fabric import publish_topology
 from lockstep.state.incidents import save_incidents
-from lockstep.state.leases import take_lease
 from lockstep.store.store import Store
 from tests.api.views.build import NOW, counters, happening, heartbeat, incident_on, load_job, put, reading
 from tests.builders import SECOND, T0, make
+from tests.fixtures.control import hold_lease
 from tests.lockstep.state.build import decision
 from tests.lockstep.state.test_executions import isolated
 from tests.planner.checkpoints.build import NOW_NS, OLD_NS, copy_real
@@ -180,8 +180,7 @@ LATER = T0 + 10 * DAY
 
 def isolate(control: ControlDatabase, component: str, node: str, **fields: Any) -> None:
     """Take a node out of service under the decision d1 on the incident i1, which must be there."""
-    lease = take_lease(control, "planner", "test", ttl_ns=SECOND, now_ns=T0)
-    assert lease is not None
+    lease = hold_lease(control, "planner", now_ns=T0)
     save_decisions(control, [decision("d1", incident="i1")], None)
     out = {"node": node, "component": component, "since_ns": T0, "changed_ns": T0}
     save_isolated(control, isolated(**(out | fields)), lease)

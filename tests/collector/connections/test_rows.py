@@ -4,15 +4,7 @@ from dataclasses import replace
 
 from collector.connections.log_report import LoggedConnection
 from collector.connections.nics import HostNics
-from collector.connections.rows import (
-    Key,
-    Owner,
-    SentRows,
-    is_better,
-    network_transport,
-    rows_of_log,
-    worth_of,
-)
+from collector.connections.rows import Key, Owner, SentRows, is_better, network_transport, rows_of_log, worth_of
 from collector.connections.warnings import load_words
 from lockstep.records import Connection
 

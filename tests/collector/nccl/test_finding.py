@@ -110,15 +110,16 @@ def test_file_is_removed_only_while_its_name_means_the_same(host: Path, director
 @pytest.mark.needs_root
 def test_rank_in_its_own_mount_and_process_namespace_is_followed(tmp_path: Path, plugin_library: Path) -> None:
     """The shared memory of the container is its own: on the host its ring is nowhere but below /proc/PID/root."""
-    script = 'mount -t tmpfs tmpfs /dev/shm && mkdir -m 1777 /dev/shm/lockstep && exec "$@"'
-    unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script, "sh"]
+    # The plugin's own path may be below what is mounted over; its descriptor stays.
+    script = f"exec 9<'{plugin_library}' && mount -t tmpfs tmpfs /dev/shm && mkdir -m 1777 /dev/shm/lockstep"
+    unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", f'{script} && exec "$@"', "sh"]
     probe = subprocess.run([*unshare, "true"], capture_output=True, text=True)
     if probe.returncode:
         pytest.skip(f"namespaces cannot be made here: {probe.stderr.strip()}")
     given = {"LOCKSTEP_JOB": "contained", "RANK": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
     with (
         closing(NcclRingsSource("h0", directories=(tmp_path, SHARED))) as source,
-        recording(plugin_library, SHARED, *unshare, **given),
+        recording(Path("/proc/self/fd/9"), SHARED, *unshare, **given),
     ):
         follower = Follower(source)
 

@@ -184,9 +184,7 @@ def test_collector_that_starts_again_reports_connections_and_not_the_same_warnin
 OTHERS: list[dict[str, Any]] = [{"bytes_sent": 1_000}, {"rport": 443}, {"lport": 29_500}, {"local": "10.9.9.9"}]
 
 
-def test_socket_that_sends_bulk_data_gives_the_connection_its_port_and_others_are_not_nccls(
-    tmp_path: Path,
-) -> None:
+def test_socket_that_sends_bulk_data_gives_the_connection_its_port_and_others_are_not_nccls(tmp_path: Path) -> None:
     _, host = logged(tmp_path, COMM + SOCKETS, sockets=[9])
     host.sockets = [tcp(9, bytes_sent=0), tcp(10, bytes_sent=0)]
     assert [row["sport"] for row in host.rows()] == [None]

@@ -212,10 +212,7 @@ def test_rank_with_few_operations_is_sampled_more_often_and_left_as_it_was(
 def test_rows_beyond_the_budget_are_only_counted_and_the_last_minutes_bring_them_and_nothing_twice(
     folder: Path, plugin_library: Path
 ) -> None:
-    with (
-        following(folder, budget=Budget(rows=100)) as follower,
-        resting(plugin_library, folder, 500, **RANK) as job,
-    ):
+    with following(folder, budget=Budget(rows=100)) as follower, resting(plugin_library, folder, 500, **RANK) as job:
         follower.read()
         for _ in range(3):  # in all they fit into the ring
             do_more(job)

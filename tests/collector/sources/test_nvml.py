@@ -144,10 +144,7 @@ OF_LINK = pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS
     ids=["totals", "of each link", "no NVLink"],
 )
 def test_nvlink_errors_are_added_and_what_a_gpu_does_not_support_is_unknown_and_no_news(
-    driver: FakeDriver,
-    nvml: NvmlLibrary,
-    fields: dict[tuple[int, int], tuple[str, int]],
-    errors: dict[str, int],
+    driver: FakeDriver, nvml: NvmlLibrary, fields: dict[tuple[int, int], tuple[str, int]], errors: dict[str, int]
 ) -> None:
     driver.gives_fields(fields)
     driver.gives("nvmlDeviceGetPowerUsage", 1)

@@ -8,14 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.pipeline.checking import (
-    Split,
-    closed_form,
-    find_bound,
-    find_faults,
-    place_failures,
-    spread_failures,
-)
+from lockstep.pipeline.checking import Split, closed_form, find_bound, find_faults, place_failures, spread_failures
 from lockstep.pipeline.dispatch import ScheduleOptions, plan_schedule
 from lockstep.pipeline.schedule import Op, Schedule, Shape, Times, Worker, unit_times
 from tests.lockstep.pipeline.grids import EXAMPLE, ONE_GONE, SLOTS, failures_for, shapes, spread

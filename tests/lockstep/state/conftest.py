@@ -1,6 +1,5 @@
 """An open control database of each kind; both are made once, and each test gets an empty one."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,20 +9,14 @@ from sqlalchemy import text
 from lockstep.sealing import Keyring
 from lockstep.state.database import ControlDatabase, open_control
 from lockstep.state.tables import METADATA, SCHEMA
+from tests.fixtures.control import empty_control
 from tests.tiers import two_kinds
-
-
-@pytest.fixture(scope="session")
-def empty_sqlite_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("template") / "control.db"
-    open_control(f"sqlite:///{file}").close()
-    return file
 
 
 @pytest.fixture(params=two_kinds("sqlite", "postgres"))
 def db_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
-        shutil.copy(request.getfixturevalue("empty_sqlite_file"), tmp_path)
+        (tmp_path / "control.db").write_bytes(empty_control())
         return f"sqlite:///{tmp_path / 'control.db'}"
     return str(request.getfixturevalue("kept_database"))
 

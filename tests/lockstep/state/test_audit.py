@@ -40,10 +40,7 @@ def test_audit_that_nobody_touched_is_whole_also_behind_lines_of_an_earlier_rele
             "line 2 of the audit, or one before it, is not as",
         ),
         ([delete(AUDIT).where(AUDIT.c.id == 2)], "line 2 of the audit was removed"),
-        (
-            [delete(each).where(each.c.id == 2) for each in (AUDIT, AUDIT_CHAIN)],
-            "line 3 of the audit, or one",
-        ),
+        ([delete(each).where(each.c.id == 2) for each in (AUDIT, AUDIT_CHAIN)], "line 3 of the audit, or one"),
         ([insert(AUDIT).values(LINE)], "line 5 of the audit was written past the chain"),
         ([delete(AUDIT_CHAIN).where(AUDIT_CHAIN.c.id == 3)], "line 3 of the audit was written past the chain"),
     ],

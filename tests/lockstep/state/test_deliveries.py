@@ -27,6 +27,7 @@ from lockstep.state.deliveries import (
 from lockstep.state.documents import list_audit
 from lockstep.state.leases import Lease, take_lease
 from lockstep.state.targets import Health, list_health
+from tests.fixtures.control import hold_lease
 
 ALERT = Alert(
     subject="i1",
@@ -44,9 +45,7 @@ ALERT = Alert(
 
 @pytest.fixture
 def lease(db: ControlDatabase) -> Lease:
-    taken = take_lease(db, "alerts", "me", ttl_ns=1000, now_ns=0)
-    assert taken is not None
-    return taken
+    return hold_lease(db, "alerts", "me", ttl_ns=1000)
 
 
 def message(event: str, *, target: str = "ops", key: str = "i1", ts_ns: int = 10, **flags: bool) -> Outgoing:
@@ -100,8 +99,7 @@ def test_what_was_under_way_when_its_process_died_is_sent_again(db: ControlDatab
     ((_, number),) = due_deliveries(db, 10)
     begin_try(db, lease, number, 20)
     assert due_deliveries(db, 10**18) == []
-    taken = take_lease(db, "alerts", "another", ttl_ns=100, now_ns=2000)
-    assert taken is not None
+    taken = hold_lease(db, "alerts", "another", ttl_ns=100, now_ns=2000)
     assert resume_sending(db, taken, 2000) == 1
     assert due_deliveries(db, 2000) == [("ops", number)]
     with pytest.raises(LeaseLost):

@@ -24,6 +24,7 @@ from lockstep.state.decisions import (
 from lockstep.state.documents import list_audit
 from lockstep.state.incidents import save_incidents
 from lockstep.state.leases import Lease, take_lease
+from tests.fixtures.control import hold_lease
 from tests.lockstep.state.build import decision, incident
 
 
@@ -31,9 +32,7 @@ from tests.lockstep.state.build import decision, incident
 def lease(db: ControlDatabase) -> Lease:
     save_incidents(db, [incident("i1"), incident("i2", job="other")], None)
     save_decisions(db, [decision("d1"), decision("d2")], None)
-    taken = take_lease(db, "planner", "me", ttl_ns=100, now_ns=0)
-    assert taken is not None
-    return taken
+    return hold_lease(db, "planner", "me", ttl_ns=100)
 
 
 def execution(name: str = "d1", state: ExecutionState = "executing", began_ns: int = 5) -> Execution:

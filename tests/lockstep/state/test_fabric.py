@@ -20,8 +20,9 @@ from lockstep.state.fabric import (
     save_path_count,
     save_path_plan,
 )
-from lockstep.state.leases import Lease, take_lease
+from lockstep.state.leases import Lease
 from lockstep.topology import Topology
+from tests.fixtures.control import hold_lease
 
 SMALL = leaf_spine(hosts=2, nics_per_host=1, leaves=2, spines=1)
 LARGER = leaf_spine(hosts=4, nics_per_host=1, leaves=2, spines=2)
@@ -83,9 +84,7 @@ def choice(
 
 
 def held(db: ControlDatabase, holder: str = "me", now_ns: int = 0) -> Lease:
-    lease = take_lease(db, "paths", holder, 100, now_ns)
-    assert lease is not None
-    return lease
+    return hold_lease(db, "paths", holder, ttl_ns=100, now_ns=now_ns)
 
 
 def test_plans_are_numbered_upwards_and_the_newest_is_in_force(db: ControlDatabase) -> None:

@@ -31,9 +31,10 @@ from lockstep.state.incidents import (
     save_incidents,
     state_of_incidents,
 )
-from lockstep.state.leases import Lease, refuse_stale, release_lease, take_lease
+from lockstep.state.leases import Lease, refuse_stale, release_lease
 from lockstep.state.tables import INCIDENTS
 from lockstep.verdict import Incident
+from tests.fixtures.control import hold_lease
 from tests.lockstep.state.build import decision, incident
 
 ROUNDS = 8
@@ -47,9 +48,7 @@ def with_verdict(usual: Incident, **verdict: object) -> Incident:
 
 
 def take(db: ControlDatabase, holder: str, now_ns: int) -> Lease:
-    lease = take_lease(db, "analyzer", holder, ttl_ns=50, now_ns=now_ns)
-    assert lease is not None
-    return lease
+    return hold_lease(db, "analyzer", holder, ttl_ns=50, now_ns=now_ns)
 
 
 def test_incident_comes_back_as_it_was_saved_last_and_is_found_by_job_and_state(db: ControlDatabase) -> None:

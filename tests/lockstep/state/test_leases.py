@@ -17,6 +17,7 @@ from lockstep.errors import ControlAway, LeaseLost, LockstepError, StoreAway
 from lockstep.state.database import ControlDatabase
 from lockstep.state.leases import Duty, DutyOptions, Lease, check_held, check_lease, release_lease, take_lease
 from lockstep.state.tables import LEASES
+from tests.fixtures.control import hold_lease
 from tests.lockstep.state.child import child, race_for_leases
 from tests.waiting import LIMIT_S, HastyClock, eventually
 
@@ -27,9 +28,7 @@ _fresh_names = map(str, count())
 
 
 def take(db: ControlDatabase, holder: str, now_ns: int = 0) -> Lease:
-    lease = take_lease(db, "analyzer", holder, TTL_NS, now_ns)
-    assert lease is not None
-    return lease
+    return hold_lease(db, "analyzer", holder, ttl_ns=TTL_NS, now_ns=now_ns)
 
 
 def test_lease_is_renewed_by_its_holder_and_taken_by_another_when_it_expired(db: ControlDatabase) -> None:

@@ -19,11 +19,7 @@ from tests.testbed.tcp_proxy import TcpProxy
 def run_child(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=cwd, env=environment, capture_output=True, text=True
     )
 
 

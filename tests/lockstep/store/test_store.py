@@ -72,10 +72,9 @@ def test_ranks_and_wires_are_rolled_up_by_minute_and_the_newest_communicator_win
         f"SELECT max(wire_max_ns) AS longest, sum(n) AS n, count() AS lines FROM wire_minutes {minutes}"
     )
     n = wires[0].n
-    assert longest.to_pylist() == [
-        {"longest": 2, "n": 3 * n, "lines": 1},
-        {"longest": 3, "n": n, "lines": 1},
-    ], "the sending side alone, folded as it is written"
+    assert longest.to_pylist() == [{"longest": 2, "n": 3 * n, "lines": 1}, {"longest": 3, "n": n, "lines": 1}], (
+        "the sending side alone, folded as it is written"
+    )
     comms = TABLE_BY_NAME["comms"]
     store.insert(comms, rows(make(Comm, init_ns=T0)), token="made")
     store.insert(comms, rows(make(Comm, init_ns=T0, destroy_ns=T0 + 5)), token="destroyed")

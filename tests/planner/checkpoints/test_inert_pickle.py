@@ -4,7 +4,6 @@ import gc
 import os
 import pickle
 import struct
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,7 @@ from lockstep.errors import BadInput
 from planner.checkpoints.inert_pickle import StandIn, read_metadata, read_state
 from tests.planner.checkpoints.build import DATA
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _only_here() -> Iterator[None]:
-    """Read in this process alone: hundreds of children take a minute; tests/lockstep/test_read_apart.py has them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lockstep.plain_pickle.check_apart", lambda *_: None)
-        yield
-
-
+pytestmark = pytest.mark.usefixtures("tried_here")
 METADATA = (DATA / "dcp" / "step-200" / ".metadata").read_bytes()
 
 

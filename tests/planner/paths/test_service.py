@@ -1,7 +1,5 @@
 """The service plans for what really sends, goes around what breaks within one look, and comes back without haste."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from lockstep.errors import LeaseLost, NotPresent
 from lockstep.host_paths import PathSummary
 from lockstep.records import FabricCounter, Step
-from lockstep.state.database import ControlDatabase, open_control
+from lockstep.state.database import ControlDatabase
 from lockstep.state.fabric import list_path_plans, newest_path_plan, paths_of_host, publish_topology
 from lockstep.state.incidents import detail_requests_by_host, save_incidents
 from lockstep.state.leases import take_lease
@@ -21,6 +19,7 @@ from planner.paths.service import PathService, PathServiceOptions
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
 from tests.builders import SECOND, T0, rows
+from tests.fixtures.control import hold_lease
 from tests.lockstep.state.build import incident
 from tests.planner.paths.test_traffic import reading
 from tests.simulated import JOB, tell
@@ -69,8 +68,7 @@ class Planner:
         for _ in range(seconds):
             self.second += 1
             now_ns = T0 + self.second * SECOND
-            lease = take_lease(self.control, "paths", "me", 10 * SECOND, now_ns)
-            assert lease is not None
+            lease = hold_lease(self.control, "paths", "me", ttl_ns=10 * SECOND, now_ns=now_ns)
             made.append(self.service.run_once(lease, now_ns))
         return [number for number in made if number is not None]
 
@@ -85,13 +83,12 @@ class Planner:
 
 
 @pytest.fixture
-def planner(embedded_store: Store, tmp_path: Path) -> Iterator[Planner]:
+def planner(embedded_store: Store, control: ControlDatabase) -> Planner:
     wanted = ("comms", "connections", "transfer_stats", "op_stats", "fabric_counters")
     for name, table in tell(SCENARIO, seed=1, every_s=50)[0].rows.items():
         if name in wanted:
             embedded_store.insert(TABLE_BY_NAME[name], table, token=f"scenario/{name}")
-    with open_control(f"sqlite:///{tmp_path / 'control.db'}") as control:
-        yield Planner(embedded_store, control, Simulation(SCENARIO, 1).topology)
+    return Planner(embedded_store, control, Simulation(SCENARIO, 1).topology)
 
 
 def dead_link(state: Literal["open", "closed"] = "open", *rivals: str, seen_s: int = 46) -> Incident:
@@ -181,9 +178,7 @@ def test_a_part_that_is_suspected_no_longer_returns_while_the_incident_goes_on(p
 
 
 @pytest.mark.slow
-def test_a_link_full_of_strangers_is_relieved_within_one_look_and_taken_again_after_a_while(
-    planner: Planner,
-) -> None:
+def test_a_link_full_of_strangers_is_relieved_within_one_look_and_taken_again_after_a_while(planner: Planner) -> None:
     planner.look()
     quiet = dict.fromkeys([*range(20, 47), *range(50, 65)], 12.0)
     store_rates(planner.store, "leaf0", "spine0", quiet | {47: 800.0, 48: 770.0, 49: 790.0})
@@ -235,8 +230,7 @@ def test_flows_that_the_topology_does_not_know_are_left_out_and_said(planner: Pl
 
 
 def test_without_flows_there_is_no_plan_and_a_planner_that_lost_its_role_writes_nothing(planner: Planner) -> None:
-    lease = take_lease(planner.control, "paths", "me", SECOND, T0)
-    assert lease is not None
+    lease = hold_lease(planner.control, "paths", "me", ttl_ns=SECOND, now_ns=T0)
     assert take_lease(planner.control, "paths", "other", SECOND, T0 + 2 * SECOND)
     with pytest.raises(LeaseLost):
         planner.service.run_once(lease, T0 + 46 * SECOND)
