@@ -6,11 +6,8 @@ import pytest
 
 from lockstep.state.database import ControlDatabase
 from lockstep.state.leases import Lease
-from tests.fixtures.control import control, empty_control
 from tests.planner.site import SiteMaker
 from tests.planner.world import Harness, lease_of, planner_of, start
-
-__all__ = ["control", "empty_control"]
 
 
 @pytest.fixture

@@ -25,10 +25,10 @@ from planner.execute import Executor, check_effect
 from planner.service import PlannerService
 from planner.snapshot import FactReader
 from tests.planner.build import cluster, crash, incident, seconds
-from tests.planner.conftest import control, empty_control, lease
+from tests.planner.conftest import lease
 from tests.planner.fake_controller import FakeController, make_world
 
-__all__ = ["control", "empty_control", "lease"]
+__all__ = ["lease"]
 NODES = ("h0", "h1", "h2")
 WITHOUT_H1 = Shrink("d1", "train", "drop_replica", ("h1",))
 
