@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from analyzer.hang.arguments import read_calls
 from analyzer.hang.facts import (
+    HangMemory,
     HangOptions,
     HostEvent,
     Lines,
@@ -272,8 +273,13 @@ FROM (
 """
 
 
-def read_progress(store: Store, context: Context, options: HangOptions | None = None) -> ProgressFacts:
-    """Return how far everybody has come and, where somebody stands still, what is known about it."""
+def read_progress(
+    store: Store, context: Context, memory: HangMemory | None = None, options: HangOptions | None = None
+) -> ProgressFacts:
+    """Return how far everybody has come and, where somebody stands still, what is known about it.
+
+    A standstill may have begun at any time since the evaluation before, after which some may have been left out.
+    """
     options = options or HangOptions()
     end_ns = context.window.end_ns
     period_ns = context.period_ns or _learn_period(store, context)
@@ -286,8 +292,15 @@ def read_progress(store: Store, context: Context, options: HangOptions | None = 
     if len(facts.lines) == 0 or not find_standstill(facts, context.silent, options, has_event=True).is_hang:
         return facts
     if facts.interval_ns and not facts.is_dump:
-        facts = _with_pauses(store, facts, context, options, patience_ns)
+        facts = _with_pauses(store, facts, context, options, patience_ns, _find_missed(memory, end_ns))
     return add_circumstances(store, facts, context)
+
+
+def _find_missed(memory: HangMemory | None, end_ns: int) -> int:
+    """Return for how long nobody has looked at a job that moved then."""
+    if memory is None or memory.until_ns is None or memory.since_ns is not None:
+        return 0
+    return min(end_ns - memory.until_ns, _LEARN_NS)
 
 
 def _read_lines(store: Store, context: Context, reach_ns: int) -> ProgressFacts:
@@ -301,14 +314,18 @@ def _read_lines(store: Store, context: Context, reach_ns: int) -> ProgressFacts:
 
 
 def _with_pauses(
-    store: Store, facts: ProgressFacts, context: Context, options: HangOptions, looked_ns: int
+    store: Store, facts: ProgressFacts, context: Context, options: HangOptions, patience_ns: int, missed_ns: int
 ) -> ProgressFacts:
-    """Return the facts with how long a healthy job pauses; where that is longer, it was looked back too little."""
+    """Return the facts with how long a healthy job pauses; where that is longer, it was looked back too little.
+
+    So it was where the evaluation before ended long ago: who began to stand since then was not seen to.
+    """
     learnt_ns = _learn_period(store, context) if context.period_ns else None
     period_ns, computed_ns = max(facts.period_ns or 0, learnt_ns or 0) or None, _read_computed(store, context)
     needs_ns = max(options.patience_ns(period_ns, NS_PER_S), round(options.computed_share * computed_ns))
-    if needs_ns > looked_ns:
-        facts = _read_lines(store, context, needs_ns + options.quiet_ns)
+    reach_ns = max(needs_ns + options.quiet_ns, patience_ns + missed_ns)
+    if reach_ns > max(patience_ns + options.quiet_ns, context.window.end_ns - context.window.start_ns):
+        facts = _read_lines(store, context, reach_ns)
     return replace(facts, period_ns=period_ns, computed_ns=computed_ns)
 
 
