@@ -19,4 +19,4 @@ def test_host_that_freezes_twice_is_taken_away_and_the_job_goes_on_without_it(tm
         assert {run.component for run in told.runs} == {f"host:{frozen}"}
         assert [run.state for run in told.runs] == ["done", "done"]
         assert frozen not in site.nodes_of(told.runs[-1].new_job or "")
-        assert find_loss_difference(site.folder) < 1e-5
+    assert find_loss_difference(tmp_path) < 1e-5

@@ -20,7 +20,7 @@ from tests.testbed.slurm_rank import NICS, faults_of
 
 Note = Callable[[str], None]
 
-_SHARE = 0.15  # of its rate that a NIC still carries
+_SHARE = 0.08  # of its rate that a NIC still carries
 _WELL = "inf"  # in place of the seconds after which tasks freeze: a node with a fault of another kind
 _PERSON = "ada"
 
