@@ -153,7 +153,7 @@ def test_what_did_not_happen_is_a_problem() -> None:
 
 
 def test_phase_that_is_not_known_is_refused_before_anything_is_built(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="no phase flood; there are host dies, nic slow, false verdict"):
+    with pytest.raises(BadInput, match="no phase flood; there are host dies, false verdict"):
         run_drill(tmp_path / "drill", ["host dies", "flood"], print)
     assert not (tmp_path / "drill").exists()
 

@@ -1,4 +1,4 @@
-"""What happens in a drill: a host dies, a NIC turns slow, a host is accused that is well; each until all is over.
+"""What happens in a drill: a host dies, a host is accused that is well; each until all is over.
 
 Nothing is told to Lockstep: every verdict is the analyzer's, every decision the planner's. Only repairs are ours, and
 what a person does about a decision that is held.
@@ -13,14 +13,12 @@ from lockstep.errors import BadInput
 from lockstep.execution import Execution, Order
 from lockstep.state.decisions import find_execution, give_order, list_decisions
 from lockstep.state.incidents import open_incidents
-from simulator.faults import parse_fault
 from tests.testbed.drill.site import Site, await_found, drill_site, find_loss_difference
 from tests.testbed.drill.timeline import Timeline, host_of, make_timeline, note_broken, note_mended, read_records
-from tests.testbed.slurm_rank import NICS, faults_of
+from tests.testbed.slurm_rank import faults_of
 
 Note = Callable[[str], None]
 
-_SHARE = 0.08  # of its rate that a NIC still carries
 _WELL = "inf"  # in place of the seconds after which tasks freeze: a node with a fault of another kind
 _PERSON = "ada"
 
@@ -52,15 +50,6 @@ def lose_host(site: Site, note: Note) -> None:
     _follow_replacement(site, node, broke_ns, repair, note)
 
 
-def slow_nic(site: Site, note: Note) -> None:
-    """Let a NIC carry a share of its rate, and swap it when the job is elsewhere."""
-    node = _choose_node(site)
-    part = f"nic:{node}/{NICS[-1]}"
-    broke_ns = _break(site, NIC_SLOW, part)
-    site.breaker.apply(parse_fault(f"at 0 s fail {part} to {100 * _SHARE:g} %"))
-    _follow_replacement(site, node, broke_ns, lambda: site.breaker.heal(part), note)
-
-
 def doubt_verdict(site: Site, note: Note) -> None:
     """Let a host look dead that is well, as while it is moved; a person lets it be replaced, thinks again, undoes."""
     node = _choose_node(site)
@@ -79,10 +68,9 @@ def doubt_verdict(site: Site, note: Note) -> None:
     note(f"undone: {node} is {site.state_of(node)}")
 
 
-FALSE_VERDICT, HOST_DIES, NIC_SLOW = "false verdict", "host dies", "nic slow"
+FALSE_VERDICT, HOST_DIES = "false verdict", "host dies"
 PHASES: Mapping[str, Callable[[Site, Note], None]] = {
     HOST_DIES: lose_host,
-    NIC_SLOW: slow_nic,
     FALSE_VERDICT: doubt_verdict,
 }
 

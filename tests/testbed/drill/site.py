@@ -23,7 +23,7 @@ from lockstep.state.decisions import list_executions, list_isolated
 from tests.testbed.fabric.building import build_fabric
 from tests.testbed.fabric.fabric import Fabric
 from tests.testbed.fabric.plan import ShapeOptions
-from tests.testbed.faults.breaker import Breaker, Undo, list_processes, stop
+from tests.testbed.faults.breaker import Undo, list_processes, stop
 from tests.testbed.ranks import build_ranks
 from tests.testbed.scenarios.head_node import HeadNode
 from tests.testbed.services import wait_until
@@ -51,7 +51,6 @@ class Site:
     fabric: Fabric
     head: HeadNode
     control: ControlDatabase
-    breaker: Breaker
     job: str
 
     def nodes_of(self, job: str) -> tuple[str, ...]:
@@ -128,8 +127,7 @@ def drill_site(folder: Path, nodes_per_hour: int) -> Iterator[Site]:
             rings_of(folder, node).chmod(0o1777)
             head.start_collector(node, rings_of(folder, node))
         control = stack.enter_context(head.open_control())
-        breaker = stack.enter_context(Breaker(fabric))
-        site = Site(folder, slurm, fabric, head, control, breaker, _submit(folder, slurm))
+        site = Site(folder, slurm, fabric, head, control, _submit(folder, slurm))
         site.await_warm()
         yield site
 

@@ -201,10 +201,11 @@ def _train(sharded: "Sharded", resumed_from: int, options: JobOptions) -> None:
     from tests.testbed.training.sharded import train_step
 
     replicas, tensor_parallel = sharded.mesh.shape
+    beside = 0  # steps of the process beside us
     for step in range(resumed_from + 1, options.steps + 1):
         begin = time.monotonic()
         if distributed.get_rank() == 0 and options.paced_by:
-            _await_steps(options.paced_by, _PACE_STEPS * (step - resumed_from))
+            beside = _await_steps(options.paced_by, beside + _PACE_STEPS)
         loss = train_step(sharded, step)
         time.sleep(max(0.0, options.step_s - (time.monotonic() - begin)))
         if distributed.get_rank() == 0 and options.log:
@@ -222,10 +223,11 @@ def _train(sharded: "Sharded", resumed_from: int, options: JobOptions) -> None:
             save(options.folder, step, sharded)
 
 
-def _await_steps(paced_by: Path, steps: int) -> None:
-    """Return when the process beside us has done so many steps."""
-    while not paced_by.exists() or paced_by.read_bytes().count(b"step ") < steps:
+def _await_steps(paced_by: Path, steps: int) -> int:
+    """Return how many steps the process beside us has done, as soon as these are so many."""
+    while (done := paced_by.read_bytes().count(b"step ") if paced_by.exists() else 0) < steps:
         time.sleep(_POLL_S)
+    return done
 
 
 def _parser() -> argparse.ArgumentParser:
