@@ -101,8 +101,9 @@ def judge(
     report, steps = find_steps(read_operations(store, context), memory.steps, context, options.steps)
     context = replace(context, period_ns=steps.period_ns)
     memory = replace(memory, steps=steps)
-    hangs, hang_memory = find_hangs(read_progress(store, context), memory.hangs, context, options.hangs)
-    memory = replace(memory, hangs=hang_memory)
+    progress = read_progress(store, context, memory.hangs, options.hangs)
+    hangs, hang_memory = find_hangs(progress, memory.hangs, context, options.hangs)
+    memory = replace(memory, hangs=replace(hang_memory, until_ns=context.window.end_ns))
     if hangs:
         return Judgement(tuple(hangs), report.rows, is_standstill=True), memory
     judgement, memory = _judge_pace(store, context, memory, report, options)

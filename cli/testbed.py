@@ -10,6 +10,8 @@ import typer
 from cli.setup import AsJson, err, out
 from lockstep.errors import LockstepError
 from simulator.scenario import build_topology, find_scenario
+from tests.testbed.drill.phases import PHASES, run_drill
+from tests.testbed.drill.timeline import describe as describe_drill
 from tests.testbed.fabric.building import bring_up, take_down
 from tests.testbed.paths.loop import LoopOptions, run_loop
 from tests.testbed.paths.timeline import describe
@@ -61,6 +63,26 @@ def loop(
         out.print(line, highlight=False)
     if not timeline.is_closed:
         raise LockstepError(f"the loop was not closed: {timeline.link} was not named, or the job is still slow")
+
+
+@app.command("drill")
+def drill(
+    phases: Annotated[str, typer.Option(help="What happens, in this order, with commas between.")] = ",".join(PHASES),
+    keep: Annotated[Path | None, typer.Option(help="New directory for logs, rings and state, which stays.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Break hosts under a real job of a local Slurm, and tell how it is recovered; five minutes."""
+    with ExitStack() as stack:
+        folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-drill-"))) / "drill"
+        names = [name.strip() for name in phases.split(",")]
+        timeline = run_drill(folder, names, lambda text: err.print(text, style="dim"))
+    if as_json:
+        out.print_json(data=timeline.as_json())
+    else:
+        for line in describe_drill(timeline):
+            out.print(line, highlight=False)
+    if timeline.problems:
+        raise LockstepError(f"the drill did not go as it should: {'; '.join(timeline.problems)}")
 
 
 @app.command("down")

@@ -216,6 +216,7 @@ class HangMemory:
     since_ns: int | None = None
     findings: tuple[Finding, ...] = ()
     lines: int = 0  # of which anything was heard then
+    until_ns: int | None = None  # its end; None: there was none
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from analyzer.hang.arguments import read_calls
 from analyzer.hang.facts import (
+    HangMemory,
     HangOptions,
     HostEvent,
     Lines,
@@ -272,8 +273,13 @@ FROM (
 """
 
 
-def read_progress(store: Store, context: Context, options: HangOptions | None = None) -> ProgressFacts:
-    """Return how far everybody has come and, where somebody stands still, what is known about it."""
+def read_progress(
+    store: Store, context: Context, memory: HangMemory | None = None, options: HangOptions | None = None
+) -> ProgressFacts:
+    """Return how far everybody has come and, where somebody stands still, what is known about it.
+
+    A standstill may have begun at any time since the evaluation before, after which some may have been left out.
+    """
     options = options or HangOptions()
     end_ns = context.window.end_ns
     period_ns = context.period_ns or _learn_period(store, context)
@@ -281,19 +287,28 @@ def read_progress(store: Store, context: Context, options: HangOptions | None = 
     if _all_move(store, context, end_ns - patience_ns):
         nobody = People(*(np.zeros(0, np.int64) for _ in range(3)))
         return ProgressFacts(Lines.none(), nobody, end_ns, period_ns, 0, all_move=True)
-    facts = _read_lines(store, context, patience_ns + options.quiet_ns)
+    reach_ns = max(patience_ns + options.quiet_ns, end_ns - context.window.start_ns)
+    facts = _read_lines(store, context, reach_ns)
     facts = replace(facts, period_ns=period_ns or facts.period_ns)
     if len(facts.lines) == 0 or not find_standstill(facts, context.silent, options, has_event=True).is_hang:
         return facts
+    if (needs_ns := patience_ns + _find_missed(memory, end_ns)) > reach_ns:
+        facts, reach_ns = replace(_read_lines(store, context, needs_ns), period_ns=facts.period_ns), needs_ns
     if facts.interval_ns and not facts.is_dump:
-        facts = _with_pauses(store, facts, context, options, patience_ns)
+        facts = _with_pauses(store, facts, context, options, reach_ns)
     return add_circumstances(store, facts, context)
 
 
+def _find_missed(memory: HangMemory | None, end_ns: int) -> int:
+    """Return for how long nobody has looked at a job that moved then."""
+    if memory is None or memory.until_ns is None or memory.since_ns is not None:
+        return 0
+    return min(end_ns - memory.until_ns, _LEARN_NS)
+
+
 def _read_lines(store: Store, context: Context, reach_ns: int) -> ProgressFacts:
-    """Return how far everybody has come, as rows of the window and of so long before its end tell it."""
-    start_ns = min(context.window.start_ns, context.window.end_ns - reach_ns)
-    asked = context.parameters | {"start": start_ns}
+    """Return how far everybody has come, as rows of so long before the window's end tell it."""
+    asked = context.parameters | {"start": context.window.end_ns - reach_ns}
     facts = replace(_build(store.query(_LINES, asked), context.roster), is_dump=context.roster.is_dump)
     if len(facts.lines) and facts.interval_ns == 0 and not facts.is_dump:
         facts = replace(facts, lines=date_ends(store, facts.lines, asked))
@@ -307,7 +322,7 @@ def _with_pauses(
     learnt_ns = _learn_period(store, context) if context.period_ns else None
     period_ns, computed_ns = max(facts.period_ns or 0, learnt_ns or 0) or None, _read_computed(store, context)
     needs_ns = max(options.patience_ns(period_ns, NS_PER_S), round(options.computed_share * computed_ns))
-    if needs_ns > looked_ns:
+    if needs_ns + options.quiet_ns > looked_ns:
         facts = _read_lines(store, context, needs_ns + options.quiet_ns)
     return replace(facts, period_ns=period_ns, computed_ns=computed_ns)
 

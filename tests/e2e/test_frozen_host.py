@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_recovery import check_losses_go_on
-from tests.testbed.frozen_host import freeze, watched_site
+from tests.testbed.drill.site import drill_site, find_loss_difference
+from tests.testbed.frozen_host import freeze
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs_root, pytest.mark.usefixtures("slurm_is_installed")]
 
 
 def test_host_that_freezes_twice_is_taken_away_and_the_job_goes_on_without_it(tmp_path: Path) -> None:
-    with watched_site(tmp_path) as site:
+    with drill_site(tmp_path, nodes_per_hour=1) as site:
         frozen = site.nodes_of(site.job)[1]
         told = freeze(site, frozen, print)
         print(told)
@@ -19,4 +19,4 @@ def test_host_that_freezes_twice_is_taken_away_and_the_job_goes_on_without_it(tm
         assert {run.component for run in told.runs} == {f"host:{frozen}"}
         assert [run.state for run in told.runs] == ["done", "done"]
         assert frozen not in site.nodes_of(told.runs[-1].new_job or "")
-        check_losses_go_on(site.folder)
+    assert find_loss_difference(tmp_path) < 1e-5

@@ -15,7 +15,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +68,7 @@ PartitionName={partition} Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 @dataclass
 class LocalSlurm:
-    """A Slurm that runs; its nodes are n1, n2, …"""
+    """A Slurm that runs."""
 
     home: Path  # state, spool and logs
     door: Path  # what every user of this machine may reach: the configuration and munged's socket
@@ -173,14 +173,15 @@ class LocalSlurm:
 
 @contextmanager
 def local_slurm(
-    directory: Path, nodes: int = 4, extra: str = "", rest: bool = False, kill_wait_s: int = 2
+    directory: Path, nodes: int | Sequence[str] = 4, extra: str = "", rest: bool = False, kill_wait_s: int = 2
 ) -> Iterator[LocalSlurm]:
     """Start a Slurm in a directory of its own, and end it; NotPresent where it is not installed.
 
-    `extra` are further lines of slurm.conf, such as QUICK; `rest` starts a slurmrestd too, which root alone can do.
+    `nodes` are their names, or how many there are: n1, n2, …; `extra` are further lines of slurm.conf, such as QUICK;
+    `rest` starts a slurmrestd too, which root alone can do.
     """
     check_installed(rest)
-    names = tuple(f"n{number}" for number in range(1, nodes + 1))
+    names = tuple([f"n{number}" for number in range(1, nodes + 1)] if isinstance(nodes, int) else nodes)
     with ExitStack() as stack:
         # Straight below /tmp: munged insists that every user can reach its socket, whose path has at most 107 bytes.
         door = Path(stack.enter_context(TemporaryDirectory(prefix="lockstep-slurm-", dir="/tmp")))
@@ -192,7 +193,7 @@ def local_slurm(
         for node in slurm.nodes:
             slurm.start(node, "slurmd", "-D", "-N", node)
         idle = ("sinfo", "--noheader", "--Node", "--states=idle", "--responding", "--format=%N")
-        slurm.wait_until(lambda: slurm.call(*idle).split() == list(names), f"{nodes} nodes are idle")
+        slurm.wait_until(lambda: slurm.call(*idle).split() == list(names), f"{len(names)} nodes are idle")
         if rest:
             slurm.start_rest()
         yield slurm
@@ -224,7 +225,7 @@ def _write_home(slurm: LocalSlurm, extra: str, kill_wait_s: int) -> None:
         kill_wait_s=kill_wait_s,
         partition=_PARTITION,
         extra=extra,
-        nodes=f"NodeName=n[1-{len(slurm.nodes)}] NodeAddr=127.0.0.1 NodeHostname={host} Port=[{ports}] CPUs=1",
+        nodes=f"NodeName={','.join(slurm.nodes)} NodeAddr=127.0.0.1 NodeHostname={host} Port=[{ports}] CPUs=1",
     )
     (slurm.door / "slurm.conf").write_text(text)
 

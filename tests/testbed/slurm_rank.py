@@ -1,8 +1,9 @@
 """One task of a Slurm job: a rank that trains with torch, beside one that sends as NCCL does and drives the plugin.
 
 `python -m tests.testbed.slurm_rank SITE -- COMMAND…` runs COMMAND (the training) and a worker of nccl_plugin/tests,
-whose ring file the collector reads: torch on gloo tells Lockstep nothing, so the worker speaks for the task. Both
-share its fate: what ends one ends the other, and what SITE/faults/NODE says happens to both.
+whose ring file the collector reads: torch on gloo tells Lockstep nothing, so the worker speaks for the task, and sets
+the training's pace. Both live in the namespace of the task's host and share its fate: what ends one ends the other,
+and what SITE/faults/NODE says happens to both.
 """
 
 import os
@@ -14,11 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.testbed.workers.job import Loopback, environment_of
+from tests.testbed.fabric.fabric import Fabric
+from tests.testbed.fabric.namespaces import FOLDER, enter_network
+from tests.testbed.workers.job import environment_of
 from tests.testbed.workers.plan import KIB, Collective, Compute, JobPlan, Layout, write_job
 
 _POLL_S = 0.1
 _LIMIT_S = 600  # a worker that does no step for so long ends by itself
+NICS = ("eth0", "eth1")
 # A step of a tenth of a second, most of it compute: a job whose rhythm is plain after some seconds.
 _STEP = (Compute(60.0, noise=0.02), Collective("world", "AllReduce", 256 * KIB))
 
@@ -43,12 +47,27 @@ def rings_of(site: Path, node: str) -> Path:
     return site / "rings" / node
 
 
+def write_seat(site: Path, node: str, fabric: Fabric) -> None:
+    """Write down where the tasks of a node live: its namespace, and the addresses of its NICs."""
+    words = [fabric.namespace_of(node), *(fabric.address_of(node, nic) for nic in NICS)]
+    _seat_of(site, node).parent.mkdir(exist_ok=True)
+    _seat_of(site, node).write_text(" ".join(words))
+
+
+def _seat_of(site: Path, node: str) -> Path:
+    return site / "seats" / node
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run both processes until one ends; return the training's exit code, or that of a killed one."""
     site, training = Path(arguments[0]), arguments[2:]
     task = _read_task()
-    worker = _start_worker(site, task)
-    trainer = subprocess.Popen(training)
+    namespace, *addresses = _seat_of(site, task.node).read_text().split()
+    with open(FOLDER / namespace) as home:
+        enter_network(home.fileno())
+    worker = _start_worker(site, task, addresses)
+    paced_by = site / "jobs" / task.job / f"rank{task.rank}.out"
+    trainer = subprocess.Popen([*training, "--paced-by", str(paced_by)])
     try:
         _watch(site, task, (worker, trainer))
     finally:
@@ -73,14 +92,12 @@ def _read_task() -> Task:
     )
 
 
-def _start_worker(site: Path, task: Task) -> "subprocess.Popen[bytes]":
+def _start_worker(site: Path, task: Task, addresses: Sequence[str]) -> "subprocess.Popen[bytes]":
     """Start the worker of this rank; ranks find each other through the job's folder."""
     folder = site / "jobs" / task.job
     folder.mkdir(parents=True, exist_ok=True)
-    plan = JobPlan(job=task.job, hosts=task.nodes, layout=Layout(dp=len(task.nodes)), step=_STEP)
-    loopback = Loopback()
-    addresses = {node: loopback.address_of(node, "eth0") for node in sorted(task.nodes)}
-    (folder / f"rank{task.rank}.job").write_text(write_job(plan, task.rank, [addresses[task.node]]))
+    plan = JobPlan(job=task.job, hosts=task.nodes, layout=Layout(dp=len(task.nodes)), step=_STEP, nics=NICS)
+    (folder / f"rank{task.rank}.job").write_text(write_job(plan, task.rank, addresses))
     os.mkfifo(folder / f"rank{task.rank}.control")
     os.open(folder / f"rank{task.rank}.control", os.O_RDWR)  # kept open: the end of its lines would end it
     ring = {"LOCKSTEP_RING_DIR": str(rings_of(site, task.node))}

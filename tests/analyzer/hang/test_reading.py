@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from analyzer.hang import reading
+from analyzer.hang.facts import HangMemory, HangOptions
 from analyzer.hang.flow import date_by_steps
+from analyzer.hang.hangs import find_hangs
 from analyzer.windows.window import End
 from lockstep.fabrics import leaf_spine
 from lockstep.records import (
@@ -159,6 +161,21 @@ def test_newest_row_of_a_host_tells_when_it_fell_silent_where_no_collector_does(
     assert read(store).last_row_ns == {"h0": T0, "h1": T0 - 8 * SECOND}
     (finding,) = find(store)
     assert (finding.fault_class, finding.component) == ("crash", "host:h1")
+
+
+def test_standstill_that_began_since_the_evaluation_before_is_dated_however_many_were_left_out(store: Store) -> None:
+    waits = [progress(0, at_s, (6, 5, 4), head_state="recv_wait", head_peer=1) for at_s in range(-20, 1, 2)]
+    last = [progress(rank, -21, (5, 4, 4 - rank)) for rank in (0, 1)]
+    insert(store, member(0), member(1), *last, *waits, make(Agent, host="h0", ts_ns=T0, watermark_ns=T0))
+    context = replace(look_at(store, T0), silent=frozenset({"h1"}))
+
+    def find_after(memory: HangMemory) -> list[tuple[str, str, int]]:
+        facts = reading.read_progress(store, context, memory)
+        named = find_hangs(facts, memory, context, HangOptions())[0]
+        return [(each.fault_class, each.component, round((T0 - (each.since_ns or 0)) / SECOND)) for each in named]
+
+    assert find_after(HangMemory(until_ns=T0 - 22 * SECOND)) == [("crash", "host:h1", 20)]
+    assert find_after(HangMemory(until_ns=T0 - SECOND)) == [("noncomm_hang", "host:h1", 6)]
 
 
 def test_job_that_moves_is_not_asked_about_further(store: Store) -> None:

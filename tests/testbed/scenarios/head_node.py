@@ -64,6 +64,10 @@ class HeadNode:
     def token_of(self, host: str) -> Path:
         return self._directory / host / "token"
 
+    def open_store(self) -> Store:
+        """Open the store; only when the head node is no more, because it is embedded in that."""
+        return open_store(f"chdb://{self._directory / 'head' / 'store'}")
+
     def open_control(self) -> ControlDatabase:
         return open_control(f"sqlite:///{self._directory / 'head' / 'control.db'}")
 
@@ -106,10 +110,6 @@ class PlanningHead(HeadNode):
             return HostPaths.model_validate_json(self.plan_of(host).with_name("plan.json").read_bytes())
         except (FileNotFoundError, ValidationError):  # none yet, or just being written
             return None
-
-    def open_store(self) -> Store:
-        """Open the store; only when the head node is no more, because it is embedded in that."""
-        return open_store(f"chdb://{self._directory / 'head' / 'store'}")
 
     def _own_settings(self) -> dict[str, str]:
         return {"LOCKSTEP_PLANNER_PATHS": "true"}

@@ -33,6 +33,8 @@ if TYPE_CHECKING:  # torch is heavy, and who only asks for the newest checkpoint
     from tests.testbed.training.sharded import Sharded
 
 RESUME_FROM = "LOCKSTEP_RESUME_FROM"
+_PACE_STEPS = 3  # of the process beside us: the operations of one of ours
+_POLL_S = 0.02
 _NAME = re.compile(r"step-(\d+)")
 
 
@@ -110,15 +112,20 @@ class JobOptions:
     step_s: float = 0.0  # shortest time of a step
     every: int = 5  # steps from checkpoint to checkpoint
     log: Path | None = None
+    paced_by: Path | None = None  # what the process beside the first rank writes of its steps
     layout: tuple[int, int] | None = None  # replicas and tensor-parallel ranks; None: replicas only
     timeout_s: float = 60.0  # of meeting, and of every collective
 
 
-def read_log(log: Path) -> dict[int, LoggedStep]:
-    """Return what was told last of each step."""
+def read_lines(log: Path) -> list[LoggedStep]:
+    """Return all lines, in the order of time."""
     lines = log.read_text().splitlines() if log.exists() else []
-    steps = [LoggedStep.model_validate_json(line) for line in lines if line.endswith("}")]
-    return {line.step: line for line in steps}
+    return [LoggedStep.model_validate_json(line) for line in lines if line.endswith("}")]
+
+
+def read_log(log: Path) -> dict[int, LoggedStep]:
+    """Return what was written last of each step."""
+    return {line.step: line for line in read_lines(log)}
 
 
 def parse_layout(text: str) -> tuple[int, int]:
@@ -175,6 +182,7 @@ def main(arguments: Sequence[str]) -> None:
             step_s=given.step_s,
             every=given.every,
             log=given.log,
+            paced_by=given.paced_by,
             layout=parse_layout(given.layout) if given.layout else None,
             timeout_s=given.timeout_s,
         )
@@ -193,8 +201,11 @@ def _train(sharded: "Sharded", resumed_from: int, options: JobOptions) -> None:
     from tests.testbed.training.sharded import train_step
 
     replicas, tensor_parallel = sharded.mesh.shape
+    beside = 0  # steps of the process beside us
     for step in range(resumed_from + 1, options.steps + 1):
         begin = time.monotonic()
+        if distributed.get_rank() == 0 and options.paced_by:
+            beside = _await_steps(options.paced_by, beside + _PACE_STEPS)
         loss = train_step(sharded, step)
         time.sleep(max(0.0, options.step_s - (time.monotonic() - begin)))
         if distributed.get_rank() == 0 and options.log:
@@ -212,6 +223,13 @@ def _train(sharded: "Sharded", resumed_from: int, options: JobOptions) -> None:
             save(options.folder, step, sharded)
 
 
+def _await_steps(paced_by: Path, steps: int) -> int:
+    """Return how many steps the process beside us has done, as soon as these are so many."""
+    while (done := paced_by.read_bytes().count(b"step ") if paced_by.exists() else 0) < steps:
+        time.sleep(_POLL_S)
+    return done
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.testbed.training.checkpointed")
     parser.add_argument("--dir", type=Path, required=True, help="folder of the checkpoints")
@@ -220,6 +238,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--every", type=int, default=5, help="steps from checkpoint to checkpoint")
     parser.add_argument("--layout", help="replicas x tensor-parallel ranks, such as 2x2")
     parser.add_argument("--log", type=Path, help="file that gets a line of JSON for each step")
+    parser.add_argument(
+        "--paced-by", type=Path, help=f"what a worker writes; {_PACE_STEPS} of its steps are one here"
+    )
     parser.add_argument("--rendezvous", type=Path, help="folder that all ranks see, in which they meet")
     parser.add_argument("--ranks", type=int, help="fork so many ranks here")
     parser.add_argument("--timeout-s", type=float, default=60.0, help="of meeting, and of every collective")
