@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from time import thread_time_ns
+from time import monotonic_ns, thread_time_ns
 
 import pyarrow as pa
 import structlog
@@ -43,7 +43,7 @@ _log = structlog.get_logger("analyzer")
 # One process holds the embedded store and does everything else too; beyond this a server carries the reduction.
 EMBEDDED_RANKS = 512
 _LOOKBACK_NS = 120 * NS_PER_S  # how far a fresh analyzer goes back to learn what is usual
-_MOST_BEHIND_NS = 30 * NS_PER_S  # what is due of a job; further back, being reports in time is worth more
+_MOST_BEHIND_NS = 30 * NS_PER_S  # what is due of a job; further back, and to report in time is worth more
 _WEIGH_NS = 10 * NS_PER_S  # as often as ranks say what they cost
 _PAUSE_HOPS = 5  # between two runs: longer, and we were stopped, or too slow
 _BEHIND_HOPS = 1.5  # between two runs: longer, and jobs have more due than can be done
@@ -137,8 +137,10 @@ class AnalyzerService:
         """Take every evaluation that is due, save what changed under the lease, return the evaluations taken.
 
         Jobs take turns, an evaluation each, so that a job with many due holds up nobody; those of one turn read
-        together. A job that cannot be evaluated, or takes too long, rests while the others go on.
+        together. A job that cannot be evaluated, or takes too long, rests while the others go on. Where turns take as
+        long as what is due reaches back, the rest of it is left for a run that knows what came meanwhile.
         """
+        began_ns = monotonic_ns()
         if lease.generation != self._generation:
             self._take_over(lease.generation)
         self._note_pause(now_ns)
@@ -150,7 +152,7 @@ class AnalyzerService:
         if self.skipped > skipped:
             _log.warning("evaluations skipped, the analysis was behind", skipped=self.skipped - skipped)
         evaluations, failed = 0, list[Exception]()
-        while backlogs:
+        while backlogs and monotonic_ns() - began_ns < _MOST_BEHIND_NS:
             for first in range(0, len(backlogs), _AT_ONCE):
                 if self._leaving.is_set():
                     return evaluations  # what is due still is at the next start

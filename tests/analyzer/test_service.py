@@ -1,5 +1,6 @@
 """The service turns what collectors send into incidents, one analyzer at a time, and survives being replaced."""
 
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -189,6 +190,21 @@ def test_analysis_that_is_behind_goes_on_with_the_newest_window_and_counts_the_o
     cluster.run(5)
     assert (cluster.windows, cluster.service.skipped) == (2 + 2, 6)
     assert [incident.verdict.component for incident in cluster.open] == [NIC]
+
+
+@pytest.mark.slow
+def test_new_job_whose_past_takes_too_long_is_evaluated_at_its_newest_window(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = watch(SICK)
+    for _ in range(8):
+        cluster.send()
+    seconds = itertools.count(step=20)
+    monkeypatch.setattr("analyzer.service.monotonic_ns", lambda: next(seconds) * NS_PER_S)
+    cluster.analyse()
+    assert (cluster.windows, cluster.service.skipped) == (1, 0), "a turn takes twenty seconds"
+    cluster.analyse()
+    assert (cluster.windows, cluster.service.skipped) == (1 + 1, 6)
 
 
 @pytest.mark.slow
