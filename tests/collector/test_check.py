@@ -55,6 +55,8 @@ def test_head_node_that_takes_this_host_is_well_and_one_that_does_not_says_what_
     with answering() as url:
         found = look(tmp_path, server=url)
         assert [found[name][0].state for name in ("head", "time", "token")] == ["ok", "ok", "ok"]
+    with answering(token=404) as url:
+        assert look(tmp_path, server=url)["token"][0].state == "ok", "it knows this host, and has no paths for it"
     with answering(version="0.0.1", token=401, behind_s=300) as url:
         found = look(tmp_path, server=url)
     assert found["head"][0].state == "missing"
