@@ -24,9 +24,11 @@ from collector.nccl.ringfile import open_ring
 from collector.probes.sockets import RawExchange
 from collector.registry import SOURCES, Make
 from lockstep import __version__
+from lockstep.batches import AGENT_HEADER, CONTENT_TYPE, ENCODING, VERSION_HEADER
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.config import read_secret
 from lockstep.errors import BadInput, LockstepError, NotPresent
+from lockstep.records import RECORDS_VERSION
 from lockstep.sections import CollectorSettings
 from lockstep.trust import trusted
 
@@ -47,6 +49,7 @@ _LOST = {
     "clocks": "clocks are compared by the job's own operations alone",
 }
 _HEAD_ONLY = "fabric"  # is read on the head node
+_BATCH = {"Content-Type": CONTENT_TYPE, "Content-Encoding": ENCODING, VERSION_HEADER: str(RECORDS_VERSION)}
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def _check_head(host: str, settings: CollectorSettings, clock: Clock) -> Iterato
             yield from _ask_head(client, host, clock)
     except (BadInput, NotPresent) as error:
         yield Check("head", "failed", str(error))
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, KeyError, ValueError) as error:
         yield Check("head", "failed", f"{settings.server} does not answer: {error}")
 
 
@@ -90,7 +93,7 @@ def _ask_head(client: httpx.Client, host: str, clock: Clock) -> Iterator[Check]:
     skew = "" if is_same else f", here {__version__}: it takes collectors of the release before its own"
     yield Check("head", "ok" if is_same else "missing", f"{client.base_url} answers, Lockstep {version}{skew}")
     yield _check_time(answer.headers.get("Date"), clock)
-    yield _check_token(client.get(f"/api/v1/paths/hosts/{host}"), host)
+    yield _check_token(client, host)
 
 
 def _check_time(date: str | None, clock: Clock) -> Check:
@@ -102,13 +105,13 @@ def _check_time(date: str | None, clock: Clock) -> Check:
     return Check("time", "ok", f"this host and the head node agree within {max(apart_s, 1):.0f} s")
 
 
-def _check_token(answer: httpx.Response, host: str) -> Check:
-    if answer.is_success or answer.status_code == httpx.codes.NOT_FOUND:  # it may have planned no paths
+def _check_token(client: httpx.Client, host: str) -> Check:
+    """Offer a batch without a number: it is refused for that only after all that may keep this host from sending."""
+    answer = client.post("/api/v1/ingest", headers={**_BATCH, AGENT_HEADER: host})
+    if answer.status_code == httpx.codes.BAD_REQUEST:
         return Check("token", "ok", f"the head node takes what {host} sends")
-    if answer.status_code in (401, 403):
-        mend = f"`lockstep token create {host} --scope ingest --host {host}` makes one, for collector.token_file"
-        return Check("token", "failed", f"the head node refuses this host's token: {mend}")
-    return Check("token", "failed", f"the head node answers {answer.status_code} where it gives {host} its paths")
+    mend = f"`lockstep token create {host} --scope ingest --host {host}` makes a token, for collector.token_file"
+    return Check("token", "failed", f"the head node takes nothing from here: {answer.json()['detail']}; {mend}")
 
 
 def _check_collector(listen: str) -> Check:

@@ -11,8 +11,11 @@ import pytest
 from collector.check import _LOST, Check, check_host
 from collector.registry import SOURCES
 from lockstep import __version__
-from lockstep.clock import SystemClock
+from lockstep.clock import NS_PER_S, ManualClock
 from lockstep.sections import CollectorSettings
+from tests.api.build import running_api
+from tests.api.fake_store import FakeStore
+from tests.builders import T0
 from tests.collector.nccl.forging import forge
 from tests.http_serving import Quiet, serving
 
@@ -25,17 +28,19 @@ lockstep_collector_source_success{source="links"} 1
 
 
 @contextmanager
-def answering(version: str = __version__, token: int = 200, behind_s: float = 0, metrics: str = "") -> Iterator[str]:
+def answering(version: str = __version__, behind_s: float = 0, metrics: str = "") -> Iterator[str]:
     """Give the address of a head node, which also serves the metrics of a collector."""
     answers = {"/version": f'{{"version": "{version}"}}', "/metrics": metrics}
 
     class Handler(Quiet, BaseHTTPRequestHandler):
         def date_time_string(self, timestamp: float | None = None) -> str:
-            return formatdate(SystemClock().now_ns() / 1e9 - behind_s, usegmt=True)
+            return formatdate(T0 / NS_PER_S - behind_s, usegmt=True)
 
         def do_GET(self) -> None:
-            status = 200 if self.path in answers else token
-            self.reply(status, answers.get(self.path, "{}").encode())
+            self.reply(200, answers[self.path].encode())
+
+        def do_POST(self) -> None:
+            self.reply(401, b'{"detail": "no such token"}')
 
     with serving(Handler) as url:
         yield url
@@ -46,24 +51,35 @@ def look(root: Path, **settings: object) -> dict[str, list[Check]]:
     asked = CollectorSettings.model_validate({"listen": NOBODY, "sources": ("clocks",)} | settings)
     (root / "proc").mkdir(exist_ok=True)
     found: dict[str, list[Check]] = {}
-    for each in check_host("h1", asked, SystemClock(), root):
+    for each in check_host("h1", asked, ManualClock(T0), root):
         found.setdefault(each.name, []).append(each)
     return found
 
 
-def test_head_node_that_takes_this_host_is_well_and_one_that_does_not_says_what_to_mend(tmp_path: Path) -> None:
+def test_head_node_says_its_version_its_time_and_whether_it_takes_this_host(tmp_path: Path) -> None:
     with answering() as url:
         found = look(tmp_path, server=url)
-        assert [found[name][0].state for name in ("head", "time", "token")] == ["ok", "ok", "ok"]
-    with answering(token=404) as url:
-        assert look(tmp_path, server=url)["token"][0].state == "ok", "it knows this host, and has no paths for it"
-    with answering(version="0.0.1", token=401, behind_s=300) as url:
+        assert [found[name][0].state for name in ("head", "time", "token")] == ["ok", "ok", "failed"]
+    with answering(version="0.0.1", behind_s=300) as url:
         found = look(tmp_path, server=url)
     assert found["head"][0].state == "missing"
     assert f"Lockstep 0.0.1, here {__version__}" in found["head"][0].message
     assert found["time"] == [Check("time", "failed", "the clocks of this host and the head node are 300 s apart")]
-    assert found["token"][0].state == "failed"
-    assert "`lockstep token create h1 --scope ingest --host h1`" in found["token"][0].message
+    assert "takes nothing from here: no such token; `lockstep token create h1 " in found["token"][0].message
+
+
+def test_token_is_that_of_this_host_and_may_send(tmp_path: Path) -> None:
+    with running_api(tmp_path, FakeStore()) as api:
+
+        def said(secret: str) -> Check:
+            (tmp_path / "token").write_text(secret)
+            (found,) = look(tmp_path, server=str(api.client.base_url), token_file=tmp_path / "token")["token"]
+            return found
+
+        assert said(api.make_token("ingest", "h1")) == Check("token", "ok", "the head node takes what h1 sends")
+        assert "this token is for h2" in said(api.make_token("ingest", "h2")).message
+        assert said(api.make_token("read")).state == "failed"
+        assert said("").state == "failed"
 
 
 @pytest.mark.parametrize(
