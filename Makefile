@@ -65,8 +65,8 @@ fast-test:
 		|| { $(BIN)/pytest -m 'not slow' --last-failed --last-failed-no-failures none; exit 1; }
 
 slow-test: install system-packages  ## kills, outages, whole systems
-	$(BIN)/pytest -m 'slow and not long' -n 2 --dist loadfile $(addprefix --ignore=,$(SYSTEMS))
-	$(BIN)/pytest -m 'slow and not long' $(SYSTEMS)
+	$(BIN)/pytest -m 'slow and not long' -n 2 --dist loadfile --durations=30 $(addprefix --ignore=,$(SYSTEMS))
+	$(BIN)/pytest -m 'slow and not long' --durations=30 $(SYSTEMS)
 
 long-test: install system-packages  ## exhaustive variants and many seeds, before a release
 	$(BIN)/pytest -m long -n 2 --dist loadfile $(addprefix --ignore=,$(SYSTEMS))

@@ -7,7 +7,13 @@ import pytest
 from tests.testbed.drill.site import drill_site, find_loss_difference
 from tests.testbed.frozen_host import freeze
 
-pytestmark = [pytest.mark.slow, pytest.mark.needs_root, pytest.mark.usefixtures("slurm_is_installed")]
+# Long: the drill stops a host on the same site; this one waits until it freezes again.
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.needs_root,
+    pytest.mark.usefixtures("slurm_is_installed"),
+]
 
 
 def test_host_that_freezes_twice_is_taken_away_and_the_job_goes_on_without_it(tmp_path: Path) -> None:

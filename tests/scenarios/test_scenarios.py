@@ -93,9 +93,8 @@ CLAIMED = (
     *("three-faults-strong-ib", "uneven-stages-strong-ib"),
 )
 TYPICAL = (
-    *("gpu-stuck-socket", "host-cpu-strong-ib", "host-gone-ib", "lossy-path-strong-ib"),
-    *("nic-rx-strong-socket", "nvlink-strong-ib", "rank-late-strong-ib", "restart-strong-ib", "spine-link-strong-ib"),
-    *("spine-link-healthy-socket", "three-faults-strong-ib"),
+    *("gpu-stuck-socket", "host-cpu-strong-ib", "host-gone-ib", "nic-rx-strong-socket", "nvlink-strong-ib"),
+    *("rank-late-strong-ib", "spine-link-strong-ib", "spine-link-healthy-socket"),
 )
 
 
