@@ -15,7 +15,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 export LOCKSTEP_STATE_DIR ?= $(CURDIR)/.lockstep
 
-.PHONY: help install up check check-python check-c test fast-test slow-test long-test gpu-test gpu-live gpu-record plugin bench sbom lock clean system-packages
+.PHONY: help install up check check-python check-c test fast-test slow-test long-test mutation gpu-test gpu-live gpu-record plugin bench sbom lock clean system-packages
 
 help:  ## list these words
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -72,6 +72,12 @@ long-test: install system-packages  ## exhaustive variants and many seeds, befor
 	$(BIN)/pytest -m long -n 2 --dist loadfile $(addprefix --ignore=,$(SYSTEMS))
 	$(BIN)/pytest -m long $(SYSTEMS)
 	$(BIN)/pytest -m 'hypothesis and not slow' -n 2 --dist loadfile --hypothesis-profile=many
+
+mutation: install  ## coverage by package, and how many of 200 seeded changes the fast tests notice
+	$(BIN)/pytest -m 'not slow' -n 2 --dist loadfile -q --cov --cov-branch --cov-context=test --cov-report=
+	@for package in $(filter-out nccl_plugin tests,$(PACKAGES)); do \
+		echo "$$package $$($(BIN)/coverage report --include="$$package/*" --format=total) %"; done
+	$(BIN)/python -m tests.mutation --packages analyzer planner api/ingest collector lockstep/store
 
 gpu-test: plugin  ## tests on a machine with a GPU; GPU_TEST='--help' lists what they can be told
 	$(PYTHON) nccl_plugin/gpu/kit.py $(GPU_TEST)

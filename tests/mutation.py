@@ -1,10 +1,12 @@
 """Changes the source in small, seeded ways and tells which changes no test notices.
 
+pytest -m 'not slow' -n 2 --dist loadfile --cov --cov-branch --cov-context=test --cov-report=
 python -m tests.mutation --seed 1 --count 200 --packages analyzer planner api/ingest collector lockstep/store
 
-Each mutant is one change of one file in a scratch copy of the tree. The fast tests nearest to the file run on it: the
-test file that is named after the module, then the tests of the mirrored folder. A mutant is killed when a test fails.
-One whose tests do not end in time is counted apart: that is no proof that anything was asserted.
+Each mutant is one change of one file in a scratch copy of the tree. The first command writes down which test comes
+by which line (`.coverage`); those that come by the changed line run on the mutant, the most particular ones first. A
+mutant is killed when a test fails. One whose tests do not end in time is counted apart: that is no proof that
+anything was asserted.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import json
 import os
 import random
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -25,8 +28,10 @@ from typing import Literal
 
 REPO = Path(__file__).resolve().parent.parent
 LIMIT_S = 300.0  # for the tests of one mutant: a loop without an end has to be left
-PYTEST = ("-m", "pytest", "-x", "-q", "-n", "0", "-m", "not slow", "-p", "no:cacheprovider")
-NO_TESTS_RAN = 5  # pytest's exit code when it collected nothing
+MOST_TESTS = (
+    40  # of one mutant: whoever survives the tests that do little else is rarely killed by those that do much
+)
+PYTEST = ("-m", "pytest", "-x", "-q", "-n", "0", "-m", "not slow", "-p", "no:cacheprovider", "--assert=plain")
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", ".lockstep")
 
 Outcome = Literal["killed", "survived", "timed out", "untested"]
@@ -150,37 +155,38 @@ def choose(root: Path, packages: Sequence[str], seed: int, count: int) -> list[t
     return drawn
 
 
-def find_tests(root: Path, path: str) -> list[str]:
-    """Return what to run for a file, nearest first: tests named after the module, then the mirrored folder."""
-    module = Path(path)
-    folder = root / "tests" / module.parent
-    while not folder.is_dir():
-        folder = folder.parent
-    named = [folder / f"test_{module.stem}.py", *sorted(folder.glob(f"test_{module.stem}_*.py"))]
-    return [str(where.relative_to(root)) for where in [*named, folder] if where.exists()]
+def find_tests(coverage: sqlite3.Connection, path: str, lines: range) -> list[str]:
+    """Return the tests that come by one of the lines of a file, those that come by the fewest others first."""
+    found = coverage.execute(
+        """SELECT context FROM context JOIN arc ON arc.context_id = context.id
+        WHERE context_id IN (SELECT context_id FROM arc JOIN file ON file.id = file_id
+            WHERE path LIKE ? AND tono BETWEEN ? AND ?)
+        GROUP BY context_id ORDER BY count(*)""",
+        (f"%/{path}", lines.start, lines.stop - 1),
+    )
+    tests = [context.removesuffix("|run").partition("[")[0] for (context,) in found if context.endswith("|run")]
+    return list(dict.fromkeys(tests))[:MOST_TESTS]
 
 
-def judge(root: Path, mutation: Mutation, run: Callable[[str], int | None]) -> Outcome:
-    """Apply a mutation to the copy, run its tests until one fails, and take the mutation back."""
+def judge(root: Path, mutation: Mutation, tests: list[str], run: Callable[[list[str]], int | None]) -> Outcome:
+    """Apply a mutation to the copy, run the tests until one fails, and take the mutation back."""
+    if not tests:
+        return "untested"
     file = root / mutation.path
     source = file.read_text()
     file.write_text(mutation.apply(source))
     try:
-        codes = []
-        for tests in find_tests(root, mutation.path):
-            codes.append(run(tests))
-            if codes[-1] is None:
-                return "timed out"
-            if codes[-1] not in (0, NO_TESTS_RAN):
-                return "killed"
-        return "survived" if 0 in codes else "untested"
+        code = run(tests)
     finally:
         file.write_text(source)
+    if code is None:
+        return "timed out"
+    return "killed" if code else "survived"
 
 
-def run_tests(root: Path, tests: str, limit_s: float) -> int | None:
+def run_tests(root: Path, tests: list[str], limit_s: float) -> int | None:
     """Return pytest's exit code, or None where it did not end in time."""
-    command = [sys.executable, *PYTEST, tests]
+    command = [sys.executable, *PYTEST, *tests]
     environment = {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(
@@ -208,14 +214,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--limit-s", type=float, default=LIMIT_S)
     parser.add_argument("--json", type=Path, default=Path("mutation.json"))
+    parser.add_argument("--coverage", type=Path, default=REPO / ".coverage", help="with a context for each test")
     parser.add_argument("--packages", nargs="+", required=True)
     asked = parser.parse_args(arguments)
+    coverage = sqlite3.connect(f"{asked.coverage.resolve(strict=True).as_uri()}?mode=ro", uri=True)
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         root = Path(folder) / "tree"
         shutil.copytree(REPO, root, ignore=NOT_COPIED, symlinks=True)
         for package, mutation in choose(root, asked.packages, asked.seed, asked.count):
-            outcome = judge(root, mutation, lambda tests: run_tests(root, tests, asked.limit_s))
+            tests = find_tests(coverage, mutation.path, range(mutation.line, mutation.end_line + 1))
+            outcome = judge(root, mutation, tests, lambda tests: run_tests(root, tests, asked.limit_s))
             results.append(Result(package, mutation, outcome))
             change = f"{mutation.path}:{mutation.line}: {mutation.before} -> {mutation.after}"
             sys.stdout.write(f"{outcome}: {change}\n")

@@ -1,6 +1,7 @@
 """Mutants are drawn by seed, each is one change, and only a test that fails kills one."""
 
 import ast
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -54,9 +55,18 @@ def test_the_same_seed_draws_the_same_mutants(tree: Path) -> None:
     assert len(choose(tree, ["part"], 1, 99)) == len(list_mutations("", (tree / "part" / "clip.py").read_text()))
 
 
-def test_nearest_tests_come_first(tree: Path) -> None:
-    assert find_tests(tree, "part/clip.py") == ["tests/part/test_clip.py", "tests/part"]
-    assert find_tests(tree, "part/deep/other.py") == ["tests/part"]
+def test_tests_that_come_by_a_line_are_found_and_the_most_particular_first() -> None:
+    coverage = sqlite3.connect(":memory:")
+    coverage.executescript(
+        """CREATE TABLE file (id, path); CREATE TABLE context (id, context);
+        CREATE TABLE arc (file_id, context_id, tono);
+        INSERT INTO file VALUES (1, '/tree/part/clip.py'), (2, '/tree/part/other.py');
+        INSERT INTO context VALUES (1, 't.py::broad|run'), (2, 't.py::exact[1]|run'), (3, 't.py::x|setup'), (4, '');
+        INSERT INTO arc VALUES (1, 1, 6), (1, 1, 7), (2, 1, 6), (1, 2, 6), (1, 3, 6), (1, 4, 6)"""
+    )
+    assert find_tests(coverage, "part/clip.py", range(6, 7)) == ["t.py::exact", "t.py::broad"]
+    assert find_tests(coverage, "part/clip.py", range(7, 9)) == ["t.py::broad"]
+    assert find_tests(coverage, "part/clip.py", range(9, 10)) == []
 
 
 @pytest.mark.parametrize(
@@ -66,14 +76,16 @@ def test_only_a_mutant_that_a_test_fails_on_is_killed(tree: Path, before: str, o
     file = tree / "part" / "clip.py"
     source = file.read_text()
     mutation = next(one for one in list_mutations("part/clip.py", source) if one.before == before)
-    assert judge(tree, mutation, lambda tests: run_tests(tree, tests, limit_s=300)) == outcome
+    found = judge(tree, mutation, ["tests/part/test_clip.py"], lambda tests: run_tests(tree, tests, limit_s=300))
+    assert found == outcome
     assert file.read_text() == source
 
 
-@pytest.mark.parametrize(("code", "outcome"), [(None, "timed out"), (5, "untested"), (0, "survived"), (1, "killed")])
-def test_time_out_and_absence_of_tests_are_told_apart(tree: Path, code: int | None, outcome: str) -> None:
+@pytest.mark.parametrize(("code", "outcome"), [(None, "timed out"), (0, "survived"), (1, "killed")])
+def test_time_out_is_told_apart(tree: Path, code: int | None, outcome: str) -> None:
     mutation = choose(tree, ["part"], 1, 1)[0][1]
-    assert judge(tree, mutation, lambda _: code) == outcome
+    assert judge(tree, mutation, ["tests/part/test_clip.py"], lambda _: code) == outcome
+    assert judge(tree, mutation, [], lambda _: code) == "untested"
 
 
 def test_table_has_a_line_per_package() -> None:
