@@ -1,6 +1,6 @@
 """Who may do what: a bearer token, an OIDC token or a browser session, each with a scope; agents have one host.
 
-Every route has exactly one of Reader, Actor, Admin and Agent; tests/api/test_auth.py finds one that has none.
+Every route has exactly one of Reader, Actor, Admin, Agent and Joiner; tests/api/test_auth.py finds one that has none.
 """
 
 import ipaddress
@@ -91,6 +91,7 @@ _NEVER_NS = 2**63 - 1
 _ALLOWS: dict[Scope, frozenset[Scope]] = {
     "ingest": frozenset({"ingest"}),
     "fabric": frozenset({"fabric", "ingest"}),
+    "join": frozenset({"join"}),
     "read": frozenset({"read"}),
     "act": frozenset({"act", "read"}),
     "admin": frozenset({"admin", "act", "read"}),
@@ -98,6 +99,7 @@ _ALLOWS: dict[Scope, frozenset[Scope]] = {
 _DOING: dict[Scope, str] = {
     "ingest": "sending telemetry",
     "fabric": "reporting on switches",
+    "join": "letting hosts join",
     "read": "reading",
     "act": "acting",
     "admin": "administering",
@@ -148,6 +150,11 @@ def require_agent(request: Request) -> Token:
     return _checked_agent(find_token(parts_of(request).control, _secret_of(request)))
 
 
+def require_joiner(request: Request) -> Token:
+    """Return the token by which hosts get tokens of their own."""
+    return check_scope(_known(find_token(parts_of(request).control, _secret_of(request))), "join")
+
+
 async def find_agent(request: Request) -> Token:
     """Return the same from the cache, which is for the one route that every host calls every second."""
     cache: TokenCache = request.app.state.token_cache
@@ -186,6 +193,7 @@ Scraper = Depends(require_scraper)
 Actor = Annotated[str, Depends(require_actor)]
 Admin = Annotated[str, Depends(require_admin)]
 Agent = Annotated[Token, Depends(require_agent)]
+Joiner = Annotated[Token, Depends(require_joiner)]
 
 
 def _require(request: Request, wanted: Scope) -> Token:

@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import Field
 
-from api.auth import Admin, Reader
+from api.auth import Admin, Agent, Joiner, Reader
 from api.parts import Held, Parts, parts_of
 from api.problems import problem
 from api.query import KnownParameters, Page, Paged
@@ -22,11 +22,12 @@ from lockstep.state.policies import (
     policy_of,
     save_policy,
 )
-from lockstep.state.tokens import Scope, Token, create_token, list_tokens, match_token_id, revoke_token
+from lockstep.state.tokens import Scope, Token, create_token, join_host, list_tokens, match_token_id, revoke_token
 from lockstep.verdict import Frozen
 
 router = APIRouter(prefix="/api/v1", dependencies=[KnownParameters])
 
+HOST = r"^[^\s/]+$"
 Why = Annotated[str, Field(max_length=1000, description="the reason, kept in the audit")]
 
 
@@ -38,8 +39,9 @@ class TokenRequest(Frozen):
     host: str | None = Field(
         None,
         max_length=253,
-        pattern=r"^[^\s/]+$",
-        description="with scope ingest or fabric: the one host that may send with it",
+        pattern=HOST,
+        description="with scope ingest or fabric: the one host that may send with it; with join: the hosts that may, "
+        "as gpu-[001-128]",
     )
     why: Why = ""
 
@@ -76,6 +78,29 @@ def revoke(request: Request, token_id: str, admin: Admin, why: Annotated[str, Qu
     parts = parts_of(request)
     revoke_token(parts.control, token_id, parts.clock.now_ns(), who=admin, why=why)
     request.app.state.token_cache.forget()
+
+
+class JoiningHost(Frozen):
+    """A host that is to report from now on."""
+
+    host: str = Field(max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="its name in the topology")
+
+
+@router.post("/hosts/join", tags=["hosts"], status_code=201, summary="Let a host join")
+def join(parts: Held, joining: JoiningHost, joiner: Joiner) -> NewToken:
+    """Make a token for a host that has none, with a token of scope join; the secret is in this answer alone."""
+    secret = join_host(parts.control, joiner, joining.host, parts.clock.now_ns())
+    name = f"{joining.host}, by {joiner.name}"
+    return NewToken(id=match_token_id(secret), name=name, scope="ingest", host=joining.host, secret=secret)
+
+
+@router.post("/hosts/leave", tags=["hosts"], summary="Let a host leave")
+def leave(request: Request, agent: Agent) -> Token:
+    """Make the token that asks worth nothing from now on: its host leaves."""
+    parts = parts_of(request)
+    revoke_token(parts.control, agent.id, parts.clock.now_ns(), who=agent.name, why="left")
+    request.app.state.token_cache.forget()
+    return agent
 
 
 _TAG = re.compile(r'"([0-9]{1,9})"')

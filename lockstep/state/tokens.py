@@ -9,19 +9,21 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from pydantic import Field
-from sqlalchemy import Row, insert, select, update
+from sqlalchemy import Connection, Row, insert, select, update
 
-from lockstep.errors import BadInput, NotPresent
+from lockstep.errors import BadInput, NotAllowed, NotPresent
+from lockstep.hostlists import expand_hostlist
 from lockstep.state.database import ControlDatabase
 from lockstep.state.documents import record_within
 from lockstep.state.tables import TOKENS
 from lockstep.verdict import Frozen
 
-Scope = Literal["ingest", "fabric", "read", "act", "admin"]
+Scope = Literal["ingest", "fabric", "join", "read", "act", "admin"]
 SENDING: tuple[Scope, ...] = ("ingest", "fabric")  # scopes of collectors, each bound to its host
 TokenRows = Mapping[str, Row[Any]]  # by id; Any: as the database gives them, with the digest
 
 SECRET_BYTES = 32  # 256 random bits need no slow hash: nobody guesses them, with or without the digest
+_LONGEST_NAME = 200
 _REMEMBERED = 4096  # tokens made from rows: a collector's is asked for every second, and a row never means another
 TOKEN = re.compile(r"lks_(?P<id>[0-9a-f]{16})_(?P<secret>[A-Za-z0-9_-]{43})")
 
@@ -31,7 +33,9 @@ class Token(Frozen):
 
     id: str
     scope: Scope
-    host: str | None = Field(description="the only host that may send with it; None: not bound to one")
+    host: str | None = Field(
+        description="the only host that may send with it; with scope join, the hosts that may; None: not bound to any"
+    )
     name: str = Field(description="what a person calls it")
     created_ns: int
     revoked_ns: int | None = Field(None, description="since when it is worth nothing; None: it is valid")
@@ -50,11 +54,33 @@ def create_token(
     """Return a new token, `lks_<id>_<secret>`; this is the one time that it can be seen."""
     if scope in SENDING and not host:
         raise BadInput(f"token {name!r} is for {scope}, so it needs the host that may send with it")
-    token_id, secret = secrets.token_hex(8), secrets.token_urlsafe(SECRET_BYTES)
-    row = {"id": token_id, "digest": _digest(secret), "scope": scope, "host": host, "name": name}
+    if scope == "join" and host:
+        expand_hostlist(host)
     with db.begin() as connection:
-        connection.execute(insert(TOKENS).values(row | {"created_ns": now_ns}))
-        record_within(connection, who=who, what="create_token", subject=token_id, why=why, now_ns=now_ns)
+        return _create_within(connection, who, why, scope=scope, host=host, name=name, created_ns=now_ns)
+
+
+def join_host(db: ControlDatabase, joiner: Token, host: str, now_ns: int) -> str:
+    """Return a token for a host that has none yet, or raise NotAllowed: who may join speaks for no host that did."""
+    if joiner.host and host not in expand_hostlist(joiner.host):
+        raise NotAllowed(f"token {joiner.id} is for {joiner.host}, not for {host}", slug="wrong-host", status=403)
+    with db.begin() as connection:
+        # Writing the row makes a second host of the same name wait until the first one has its token.
+        mine = (TOKENS.c.id == joiner.id, TOKENS.c.revoked_ns.is_(None))
+        if not connection.execute(update(TOKENS).where(*mine).values(name=joiner.name)).rowcount:
+            raise NotAllowed(f"token {joiner.id} is revoked", slug="unknown-token", status=401)
+        held = (TOKENS.c.host == host, TOKENS.c.scope.in_(SENDING), TOKENS.c.revoked_ns.is_(None))
+        if has := connection.scalar(select(TOKENS.c.id).where(*held).limit(1)):
+            way_out = f"`lockstep token revoke {has}` on the head node, then join again"
+            raise NotAllowed(f"{host} has a token already: {way_out}", slug="has-joined", status=409)
+        given: dict[str, Any] = {"scope": "ingest", "host": host, "name": f"{host}, by {joiner.name}"[:_LONGEST_NAME]}
+        return _create_within(connection, joiner.name, "joined", **given, created_ns=now_ns)
+
+
+def _create_within(connection: Connection, who: str, why: str, **row: Any) -> str:  # Any: columns of the table
+    token_id, secret = secrets.token_hex(8), secrets.token_urlsafe(SECRET_BYTES)
+    connection.execute(insert(TOKENS).values(row | {"id": token_id, "digest": _digest(secret)}))
+    record_within(connection, who=who, what="create_token", subject=token_id, why=why, now_ns=row["created_ns"])
     return f"lks_{token_id}_{secret}"
 
 

@@ -9,7 +9,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import Mount
 
 from api.app import create_app
-from api.auth import admit_reader, require_actor, require_admin, require_agent, require_scraper
+from api.auth import admit_reader, require_actor, require_admin, require_agent, require_joiner, require_scraper
 from api.parts import Parts
 from api.routes.paths import require_host_or_reader
 from lockstep.state.tokens import Scope
@@ -21,6 +21,7 @@ GUARDS: dict[Any, frozenset[Scope]] = {  # Any: functions of several signatures
     require_actor: frozenset({"act", "admin"}),
     require_admin: frozenset({"admin"}),
     require_agent: frozenset({"ingest"}),
+    require_joiner: frozenset({"join"}),
     require_host_or_reader: frozenset({"read", "act", "admin", "ingest"}),
 }
 # Routes that ask by themselves, and what they must be found to ask for.

@@ -30,9 +30,10 @@ from tests.builders import T0
 from tests.lockstep.state.build import decision, incident
 from tests.lockstep.state.test_executions import isolated
 
-SCOPES: tuple[Scope, ...] = ("read", "act", "admin", "ingest")
+SCOPES: tuple[Scope, ...] = ("read", "act", "admin", "ingest", "join")
+LEAVE = ("POST", "/api/v1/hosts/leave")  # ends the token that asks
 HOST = "x"  # stands in every path where a name is asked for
-DOING = {"reading", "acting", "administering", "sending telemetry"}
+DOING = {"reading", "acting", "administering", "sending telemetry", "letting hosts join"}
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def ask(client: httpx.Client, rule: Rule, headers: dict[str, str] | None = None)
 
 def test_every_route_has_exactly_one_rule_or_a_reason_to_have_none(rules: list[Rule], shared_api: Api) -> None:
     without = {rule.key for rule in rules if rule.scopes is None}
-    assert without == set(OPEN), "give a new route one of Reader, Actor, Admin and Agent"
+    assert without == set(OPEN), "give a new route one of Reader, Actor, Admin, Agent and Joiner"
     assert {rule.key for rule in rules if rule.guards != 1} == set(OPEN) | set(BY_HAND)
     assert mounts_of(shared_api.parts) == ["/static"]
 
@@ -76,7 +77,8 @@ def test_the_weakest_scope_opens_a_route_and_every_wrong_one_is_refused(
         if rule.scopes is None:
             continue
         weakest = next(scope for scope in SCOPES if scope in rule.scopes)
-        answer = ask(shared_api.client, rule, bearer(tokens[weakest]))
+        secret = shared_api.make_token(weakest, HOST) if rule.key == LEAVE else tokens[weakest]
+        answer = ask(shared_api.client, rule, bearer(secret))
         assert answer.status_code not in (401, 403), f"{weakest} is kept from {rule.key}: {answer.text}"
         assert answer.status_code < 500, f"{rule.key}: {answer.text}"
         for scope in set(SCOPES) - rule.scopes:
@@ -90,7 +92,8 @@ def test_scope_opens_one_route_of_each_kind(
 ) -> None:
     one_each = {rule.scopes: rule for rule in reversed(rules) if rule.scopes and scope in rule.scopes}
     for rule in one_each.values():
-        answer = ask(shared_api.client, rule, bearer(tokens[scope]))
+        secret = shared_api.make_token(scope, HOST) if rule.key == LEAVE else tokens[scope]
+        answer = ask(shared_api.client, rule, bearer(secret))
         assert answer.status_code not in (401, 403), f"{scope} is kept from {rule.key}: {answer.text}"
 
 
@@ -201,6 +204,15 @@ def revoke(world: World, _: str) -> httpx.Response:
     return world.send("DELETE", f"/api/v1/tokens/{made['id']}")
 
 
+def join(world: World, _: str) -> httpx.Response:
+    headers = bearer(world.api.make_token("join"))
+    return world.api.client.post("/api/v1/hosts/join", headers=headers, json={"host": "gpu-1"})
+
+
+def leave(world: World, _: str) -> httpx.Response:
+    return world.api.client.post("/api/v1/hosts/leave", headers=bearer(world.api.make_token("ingest", "gpu-2")))
+
+
 def log_out(world: World, _: str) -> httpx.Response:
     cookie = f"{SESSION_COOKIE}={world.log_in().cookies[SESSION_COOKIE]}"
     return world.api.client.post("/logout", headers={"Cookie": cookie, "Sec-Fetch-Site": "same-origin"})
@@ -217,6 +229,8 @@ ACTS: dict[tuple[str, str], Callable[[World, str], httpx.Response]] = {
     ("PUT", "/api/v1/incidents/{incident_id}/outcome"): sends(
         "/api/v1/incidents/i1/outcome", json={"was_right": True}
     ),
+    ("POST", "/api/v1/hosts/join"): join,
+    LEAVE: leave,
     ("POST", "/api/v1/isolated/{node}/{kind}"): sends("/api/v1/isolated/h3/test", json={}),
     ("PUT", "/api/v1/policies/{name}"): change_policy,
     ("POST", "/api/v1/tokens"): sends("/api/v1/tokens", json={"name": "x"}),

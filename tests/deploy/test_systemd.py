@@ -7,7 +7,7 @@ import pytest
 
 from collector import agent, shipping
 from tests.deploy.processes import check_command
-from tests.deploy.unit_file import DIRECTORY, Unit, read_unit
+from tests.deploy.unit_file import DIRECTORIES, Unit, read_unit, unit_path
 
 HEAD = read_unit("lockstep.service")
 COLLECTOR = read_unit("lockstep-collector.service")
@@ -52,7 +52,7 @@ def test_unit_is_understood_limited_and_starts_what_exists(unit: Unit) -> None:
     assert {name for name in unit.environment if not name.startswith("LOCKSTEP_")} <= {"TMPDIR"}
     assert unit.only("EnvironmentFile") == f"-/etc/default/{unit.name.removesuffix('.service')}"
     assert names.index("EnvironmentFile") > max(i for i, name in enumerate(names) if name == "Environment")
-    declared = re.findall(r"^u (\S+)\s+-", (DIRECTORY / "lockstep.sysusers").read_text(), re.MULTILINE)
+    declared = re.findall(r"^u (\S+)\s+-", unit_path("lockstep.sysusers").read_text(), re.MULTILINE)
     assert unit.only("User") in declared
     assert unit.only("User") != "root"
     assert unit.only("Restart") == "on-failure"
@@ -63,11 +63,11 @@ def test_unit_is_understood_limited_and_starts_what_exists(unit: Unit) -> None:
 
 
 def test_each_unit_starts_its_own_part_with_capabilities_that_each_have_a_reason() -> None:
-    assert {file.name for file in DIRECTORY.glob("*.service")} == {HEAD.name, COLLECTOR.name}
+    assert {file.name for folder in DIRECTORIES for file in folder.glob("*.service")} == {HEAD.name, COLLECTOR.name}
     assert (HEAD.command[1:], COLLECTOR.command[1:]) == (["up"], ["collect"])
     assert HEAD.only("CapabilityBoundingSet") == ""
     assert mebibytes(HEAD.only("MemoryMax")) >= 2 * HEAD.settings.store.memory_mb, "its engine twice"
-    text = (DIRECTORY / COLLECTOR.name).read_text()
+    text = unit_path(COLLECTOR.name).read_text()
     granted = COLLECTOR.only("AmbientCapabilities")
     assert granted == COLLECTOR.only("CapabilityBoundingSet")
     assert re.findall(r"^#   (\w+)  +\S", text, re.MULTILINE) == [name[4:] for name in granted.split()]
@@ -89,7 +89,7 @@ def test_the_collector_reaches_rings_token_and_kernel_with_memory_and_time_enoug
 
 
 def test_a_line_that_systemd_would_skip_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.deploy.unit_file.DIRECTORY", tmp_path)
+    monkeypatch.setattr("tests.deploy.unit_file.DIRECTORIES", (tmp_path,))
     (tmp_path / "broken.service").write_text("[Service]\nProtectSystem strict\n")
     with pytest.raises(ValueError, match="line 2: neither a section nor a directive"):
         read_unit("broken.service")

@@ -11,7 +11,7 @@ from lockstep.config import Settings, load_settings
 from tests.conftest import REPO
 from tests.deploy.processes import LOCKSTEP, Running, run_to_end
 
-DIRECTORY = REPO / "deploy/systemd"
+DIRECTORIES = (REPO / "deploy/systemd", REPO / "collector/systemd")
 
 _SECTION = re.compile(r"\[(\w+)\]")
 _DIRECTIVE = re.compile(r"(\w+)=(.*)")
@@ -48,10 +48,16 @@ class Unit:
         return shlex.split(self.only("ExecStart"))
 
 
+def unit_path(name: str) -> Path:
+    """Return where a unit, or what belongs to units, lies: the collector's comes in the wheel."""
+    (file,) = [folder / name for folder in DIRECTORIES if (folder / name).exists()]
+    return file
+
+
 def read_unit(name: str) -> Unit:
     """Return the unit; a line that systemd would skip with a warning is an error."""
     section, directives = "", []
-    for number, line in enumerate((DIRECTORY / name).read_text().splitlines(), 1):
+    for number, line in enumerate(unit_path(name).read_text().splitlines(), 1):
         if not line or line.startswith("#"):
             continue
         if header := _SECTION.fullmatch(line):
