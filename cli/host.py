@@ -7,27 +7,26 @@ from typing import Annotated
 
 import typer
 
-from cli.client import Token
 from cli.setup import AsJson, configure_logging, out, settings_of
 from collector.check import Check, check_host
 from collector.join import join, leave
 from lockstep.client.server import Server
 from lockstep.clock import SystemClock
-from lockstep.errors import BadInput, LockstepError
+from lockstep.errors import LockstepError
 
 app = typer.Typer(no_args_is_help=True, help="A training host joins, leaves, and is checked.")
 
 
+JoinToken = Annotated[
+    str, typer.Option("--token", envvar="LOCKSTEP_TOKEN", help="`lockstep token create NAME --scope join` makes it.")
+]
 Host = Annotated[str, typer.Option(help="Name in the topology, where the host's own is another.")]
 Authority = Annotated[Path | None, typer.Option(help="Authority that signed the head's certificate.")]
 
 
 @app.command("join")
-def join_command(server: str, token: Token, host: Host = "", ca_file: Authority = None) -> None:
+def join_command(server: str, token: JoinToken, host: Host = "", ca_file: Authority = None) -> None:
     """Report to a head node from now on, by a token of scope join; needs root."""
-    if not token:
-        made = "`lockstep token create NAME --scope join` on the head node makes one"
-        raise BadInput(f"joining needs a token: set LOCKSTEP_TOKEN; {made}")
     with Server(server, token, ca_file=ca_file) as head:
         for step in join(head, host or _own_name(), ca_file):
             out.print(step, highlight=False)

@@ -1,8 +1,8 @@
-"""`lockstep host check` prints a line for each look, and fails where something has to be mended; joining asks first."""
+"""`lockstep host check` prints a line for each look, and fails where something has to be mended."""
 
 import json
 
-from tests.cli.commands import Run, check_failure
+from tests.cli.commands import Run
 
 NOBODY = {"LOCKSTEP_COLLECTOR_SERVER": "http://127.0.0.1:1", "LOCKSTEP_COLLECTOR_LISTEN": "127.0.0.1:1"}
 CLOCKS = {"LOCKSTEP_COLLECTOR_SOURCES": '["clocks"]', "LOCKSTEP_COLLECTOR_HOST": "h3"}
@@ -16,7 +16,3 @@ def test_what_has_to_be_mended_is_the_last_word(lockstep: Run) -> None:
     as_json = json.loads(lockstep("host", "check", "--json", **NOBODY, **CLOCKS).out)
     assert {each["name"] for each in as_json} == {"head", "collector", "plugin", "clocks"}
     assert as_json[0]["state"] == "failed"
-
-
-def test_joining_without_a_token_says_where_one_is_made(lockstep: Run) -> None:
-    check_failure(lockstep("host", "join", "http://127.0.0.1:1"), "`lockstep token create NAME --scope join`")
