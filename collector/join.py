@@ -18,7 +18,17 @@ UNIT = "lockstep-collector.service"
 TOKEN = Path("etc/lockstep/collector.token")
 SETTINGS = Path("etc/default/lockstep-collector")
 UNIT_FILE = Path("etc/systemd/system") / UNIT
-USERS = Path("usr/lib/sysusers.d/lockstep.conf")
+_FILES = {  # of those that come with us, what goes where: users of the unit, and where jobs leave what they record
+    "lockstep.sysusers": Path("usr/lib/sysusers.d/lockstep.conf"),
+    "lockstep.tmpfiles": Path("usr/lib/tmpfiles.d/lockstep.conf"),
+    UNIT: UNIT_FILE,
+}
+_START = (
+    ["systemd-sysusers"],
+    ["systemd-tmpfiles", "--create", "lockstep.conf"],
+    ["systemctl", "daemon-reload"],
+    ["systemctl", "enable", "--now", UNIT],
+)
 _SYSTEMD = Path("run/systemd/system")  # is there where systemd is the first process
 _INSTALLED = "/opt/lockstep/bin/lockstep"  # what the unit starts, unless we were started from elsewhere
 
@@ -46,11 +56,11 @@ def join(head: Server, host: str, ca_file: Path | None, root: Path = Path("/"), 
     if not (root / _SYSTEMD).is_dir():
         yield "no systemd here: start `lockstep collect` with these settings and collector.token_file yourself"
         return
-    units = resources.files("collector") / "systemd"
-    _write(root / USERS, (units / "lockstep.sysusers").read_text(), 0o644)
     ours = str(Path(sys.argv[0]).resolve()) if Path(sys.argv[0]).name == "lockstep" else _INSTALLED
-    _write(root / UNIT_FILE, (units / UNIT).read_text().replace(_INSTALLED, ours), 0o644)
-    for command in (["systemd-sysusers"], ["systemctl", "daemon-reload"], ["systemctl", "enable", "--now", UNIT]):
+    for name, place in _FILES.items():
+        text = (resources.files("collector") / "systemd" / name).read_text()
+        _write(root / place, text.replace(_INSTALLED, ours), 0o644)
+    for command in _START:
         run(command)
     yield f"{UNIT} runs, and will after each boot"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from collector.join import SETTINGS, TOKEN, UNIT, UNIT_FILE, USERS, join, leave, run_tool
+from collector.join import SETTINGS, TOKEN, UNIT, UNIT_FILE, join, leave, run_tool
 from lockstep.client.server import Server
 from lockstep.errors import BadInput, NotPresent, ServerRefused
 from lockstep.state.documents import list_audit
@@ -44,7 +44,8 @@ def test_host_joins_reports_and_leaves(api: Api, head: Server, root: Path) -> No
         "settings are",
         f"{UNIT} runs, and will after each boot",
     ]
-    assert commands[1:] == [["systemctl", "daemon-reload"], ["systemctl", "enable", "--now", UNIT]]
+    assert [command[0] for command in commands] == ["systemd-sysusers", "systemd-tmpfiles", "systemctl", "systemctl"]
+    assert commands[-1] == ["systemctl", "enable", "--now", UNIT]
     secret = (root / TOKEN).read_text().strip()
     token = find_token(api.parts.control, secret)
     assert token is not None
@@ -53,7 +54,8 @@ def test_host_joins_reports_and_leaves(api: Api, head: Server, root: Path) -> No
     settings = f"LOCKSTEP_COLLECTOR_SERVER={head.url}\nLOCKSTEP_COLLECTOR_HOST=gpu-07\n"
     assert (root / SETTINGS).read_text() == settings
     assert "ExecStart=/opt/lockstep/bin/lockstep collect" in (root / UNIT_FILE).read_text()
-    assert "u lockstep-collector" in (root / USERS).read_text()
+    assert "u lockstep-collector" in (root / "usr/lib/sysusers.d/lockstep.conf").read_text()
+    assert "d /run/lockstep/rings" in (root / "usr/lib/tmpfiles.d/lockstep.conf").read_text()
 
     commands.clear()
     assert list(leave(root, commands.append))[1] == "its token is worth nothing from now on"

@@ -167,7 +167,7 @@ def test_the_first_container_makes_the_directories_as_a_host_has_them(tmp_path: 
     (first,) = POD.spec["initContainers"]
     command = [word.replace("/run/lockstep", str(tmp_path)) for word in first["command"]]
     declared = re.findall(
-        r"^d /run/lockstep/(\S+) +(\d+) root", (REPO / "deploy/inject/lockstep.tmpfiles").read_text(), re.M
+        r"^d /run/lockstep/(\S+) +(\d+) root", (REPO / "collector/systemd/lockstep.tmpfiles").read_text(), re.M
     )
 
     subprocess.run(["setpriv", "--bounding-set=-all", "--inh-caps=-all", *command], check=True, umask=0o022)

@@ -56,7 +56,7 @@ def test_three_ways_set_the_same_variables_which_the_plugin_reads(tmp_path: Path
 
 
 def test_containers_get_the_directories_that_the_host_makes() -> None:
-    tmpfiles = (INJECT / "lockstep.tmpfiles").read_text()
+    tmpfiles = (REPO / "collector/systemd/lockstep.tmpfiles").read_text()
     mounts = [line.split() for line in (INJECT / "enroot.fstab").read_text().splitlines() if not line.startswith("#")]
     made = re.findall(r"^d /run/lockstep(\S*)", tmpfiles, re.MULTILINE)
     assert made == ["", "/rings", "/logs", "/paths", "/paths/reports"]
