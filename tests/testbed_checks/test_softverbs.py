@@ -1,0 +1,113 @@
+"""Verbs programs between namespaces over the stand-in: contents, keys, ports, counters, and what loss is told as."""
+
+import re
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collector.sources.rdma import RdmaSource
+from lockstep.errors import NotPresent
+from lockstep.fabrics import FabricOptions, leaf_spine
+from tests.testbed.fabric.building import build_fabric
+from tests.testbed.fabric.fabric import Fabric
+from tests.testbed.fabric.management import find_interface
+from tests.testbed.fabric.plan import Port
+from tests.testbed.softverbs.stand_in import StandIn, build_stand_in, captured_roce, default_label, port_of_label
+from tests.waiting import LIMIT_S, eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.needs_root]
+TOPOLOGY = leaf_spine(hosts=2, nics_per_host=1, leaves=2, spines=2, options=FabricOptions(gbps=100, uplink_gbps=100))
+DEVICE = "soft_eth0"
+QPN = re.compile(r"QPN (0x[0-9a-f]+)")
+
+
+@pytest.fixture(scope="module")
+def stand_in(tmp_path_factory: pytest.TempPathFactory) -> StandIn:
+    try:
+        return build_stand_in(tmp_path_factory.mktemp("softverbs"))
+    except NotPresent as absence:
+        pytest.skip(str(absence))
+
+
+@pytest.fixture(scope="module")
+def fabric() -> Iterator[Fabric]:
+    with build_fabric(TOPOLOGY) as built:
+        yield built
+
+
+def is_bound(fabric: Fabric, port: int) -> bool:
+    """Tell whether somebody on h0 waits for TCP connections there."""
+    listed = fabric.homes["h0"].run(Path("/proc/thread-self/net/tcp").read_text)
+    return f":{port:04X} 00000000:0000 0A" in listed
+
+
+def play(fabric: Fabric, commands: Sequence[Sequence[str]], port: int, *environments: Mapping[str, str]) -> list[str]:
+    """Run a server on h0, then its client on h1; return what each said when both have ended well."""
+    started = []
+    for host, command, environment in zip(("h0", "h1"), commands, environments, strict=True):
+        process = fabric.run_in(host, command, environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        started.append(process)
+        if host == "h0":
+            eventually(lambda: is_bound(fabric, port))
+    said = [process.communicate(timeout=LIMIT_S)[0].decode() for process in started]
+    assert [process.returncode for process in started] == [0, 0], said
+    return said
+
+
+def pingpong(fabric: Fabric, *environments: Mapping[str, str]) -> list[str]:
+    server = ["ibv_rc_pingpong", "-d", DEVICE, "-g", "0", "-c", "-e", "-s", "20000", "-n", "50"]
+    return play(fabric, (server, [*server, fabric.address_of("h0", "eth0")]), 18515, *environments)
+
+
+def test_pingpong_of_debian_runs_unmodified_over_the_port_that_linux_would_take(
+    fabric: Fabric, stand_in: StandIn
+) -> None:
+    with captured_roce(fabric.homes[port_behind(fabric, "h0").node]) as seen:
+        said = pingpong(fabric, stand_in.environment(), stand_in.environment())
+    local, remote = (int(found, 16) for found in QPN.findall(said[0]))
+    port = port_of_label(default_label(local, remote))
+    assert "50 iters" in said[0]
+    assert "invalid data" not in "".join(said)
+    assert set(seen) == {(fabric.address_of(host, "eth0"), port) for host in ("h0", "h1")}
+
+
+def test_contents_keys_immediate_data_and_a_lost_peer_are_what_a_nic_makes_of_them(
+    fabric: Fabric, stand_in: StandIn, tmp_path: Path
+) -> None:
+    commands = ([stand_in.exchange, DEVICE, "serve"], [stand_in.exchange, DEVICE, fabric.address_of("h0", "eth0")])
+    said = play(fabric, commands, 7700, stand_in.environment(tmp_path), stand_in.environment(tmp_path / "client"))
+    assert said[0].splitlines()[1:] == ["writes ok", "sends ok", "keys ok"]
+    assert said[1].splitlines()[-1].endswith("transport retry counter exceeded")
+    counted = RdmaSource("h0", tmp_path).read(1, ()).tables["nic_counters"].to_pylist()
+    (row,) = [row for row in counted if row["nic"] == DEVICE]
+    assert row["up"]
+    assert row["speed_mbps"] == 100_000
+    assert row["rx_bytes"] > 4 << 20 > row["tx_bytes"] > 0
+    assert dict(row["extra"])["resp_remote_access_errors"] == 3
+
+
+def test_lost_and_found_link_is_told_as_an_event_of_the_port(fabric: Fabric, stand_in: StandIn) -> None:
+    command = [stand_in.exchange, DEVICE, "watch"]
+    watching = fabric.run_in("h0", command, stand_in.environment(), stdout=subprocess.PIPE)
+    assert watching.stdout is not None
+    assert watching.stdout.readline() == b"watching\n"
+    for state, told in (("down", b"port error\n"), ("up", b"port active\n")):
+        set_link(fabric, port_behind(fabric, "h0"), state)
+        assert watching.stdout.readline() == told
+    assert watching.wait(LIMIT_S) == 0
+
+
+def port_behind(fabric: Fabric, host: str) -> Port:
+    """Return the port of the leaf that a host hangs on."""
+    cable, near = fabric.plan.cable_by_port[host, "eth0"]
+    return cable.far_end(near)
+
+
+def set_link(fabric: Fabric, port: Port, state: str) -> None:
+    def change(route: Any) -> None:  # Any: pyroute2 gives no types
+        route.link("set", index=find_interface(route, port.name), state=state)
+
+    fabric.homes[port.node].change(change)
