@@ -17,8 +17,7 @@ from importers.topology.formats import Input, import_topology
 from importers.topology.joining import JoinOptions
 from lockstep.fabrics import FabricOptions, dual_plane, fat_tree, leaf_spine, rail_optimised
 from lockstep.topology import Link, Node, Topology, checked, split_end
-from planner.paths.flow_paths import FlowPaths, choose_by_chance
-from planner.paths.flows import Flow, place_flows
+from planner.paths.flows import Flow, FlowPaths, choose_by_chance, place_flows
 from planner.paths.forecast import forecast
 from planner.paths.network import Network, build_network, with_rates, without
 from planner.paths.planning import plan_table

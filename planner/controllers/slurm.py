@@ -25,11 +25,10 @@ from planner.controllers.protocol import (
 )
 from planner.controllers.running import Notes
 from planner.controllers.slurm_commands import SlurmCommands, SlurmOptions
-from planner.controllers.slurm_parsing import SlurmJob, SlurmNode, write_mark
-from planner.controllers.slurm_rest import SlurmRest, Slurmrestd
-from planner.controllers.slurm_restarting import Resubmission
-from planner.controllers.slurm_submission import (
+from planner.controllers.slurm_jobs import (
     EXCLUDED,
+    SlurmJob,
+    SlurmNode,
     explain_over,
     explain_unknown,
     find_excluded,
@@ -37,7 +36,10 @@ from planner.controllers.slurm_submission import (
     find_shape,
     why_not_requeued,
     without_ours,
+    write_mark,
 )
+from planner.controllers.slurm_rest import SlurmRest, Slurmrestd
+from planner.controllers.slurm_restarting import Resubmission
 
 _REMARK = "Slurm lets it wait for cred_expire (120 s unless configured) before it starts"
 

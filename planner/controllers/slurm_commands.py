@@ -13,7 +13,8 @@ from typing import Literal, NoReturn
 from lockstep.errors import BadInput, ControllerDown, ControllerRefused
 from planner.controllers.protocol import Restart, check_template
 from planner.controllers.running import Deadline, Finished, make_environment, run_within
-from planner.controllers.slurm_parsing import (
+from planner.controllers.slurm_jobs import (
+    TEMPLATE_FIELDS,
     SlurmJob,
     SlurmNode,
     SlurmTimes,
@@ -22,7 +23,6 @@ from planner.controllers.slurm_parsing import (
     parse_nodes,
     parse_times,
 )
-from planner.controllers.slurm_submission import TEMPLATE_FIELDS
 
 # What the commands say, in any version from 20.11 on, when slurmctld, its configuration or munged cannot be reached.
 _NOBODY_ANSWERS = (

@@ -15,9 +15,10 @@ from lockstep.errors import ControllerDown, ControllerRefused
 from planner.controllers.protocol import Report, Restart, find_variables
 from planner.controllers.running import Notes
 from planner.controllers.slurm_commands import SlurmCommands, SlurmOptions, own_user, was_never_sent
-from planner.controllers.slurm_parsing import SlurmJob, SlurmTimes, write_mark
-from planner.controllers.slurm_submission import (
+from planner.controllers.slurm_jobs import (
     EXCLUDED,
+    SlurmJob,
+    SlurmTimes,
     Submission,
     build_sbatch,
     explain_over,
@@ -27,6 +28,7 @@ from planner.controllers.slurm_submission import (
     find_ours,
     why_not_submitted,
     without_ours,
+    write_mark,
 )
 
 SUBMITTING, LOOKED = "submitting_ns", "looked_ns"  # in a note: when sbatch was called, when we last looked in vain

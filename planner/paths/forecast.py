@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.store.store import Store
-from planner.paths.flow_paths import UNPLACED, FlowPaths
-from planner.paths.flows import Flow, FlowTable
+from planner.paths.flows import UNPLACED, Flow, FlowPaths, FlowTable
 from planner.paths.network import Network
 from planner.paths.planning import PathPlan
 from simulator.network import fair_rates

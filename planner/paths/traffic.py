@@ -18,8 +18,7 @@ import pyarrow as pa
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
 from lockstep.topology import Topology, split_end
-from planner.paths.flow_paths import FlowPaths
-from planner.paths.flows import Flow
+from planner.paths.flows import Flow, FlowPaths
 from planner.paths.health import Evidence, LinkHealth
 from planner.paths.network import NONE, Network
 from planner.paths.planning import PathPlan

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from lockstep.clock import NS_PER_S
-from planner.controllers.slurm_parsing import SlurmTimes
+from planner.controllers.slurm_jobs import SlurmTimes
 from planner.controllers.slurm_restarting import LOOKED, SUBMITTING, judge_arrival
 
 TIMES = SlurmTimes()

@@ -14,7 +14,7 @@ from planner.controllers.protocol import JobView, Restart
 from planner.controllers.running import Deadline
 from planner.controllers.slurm import SlurmController
 from planner.controllers.slurm_commands import SlurmCommands, SlurmOptions
-from planner.controllers.slurm_parsing import SlurmNode, parse_jobs, parse_nodes
+from planner.controllers.slurm_jobs import SlurmNode, parse_jobs, parse_nodes
 from tests.planner.controllers.contract import Rig, check_contract
 from tests.testbed.services import wait_until
 from tests.testbed.slurm import QUICK, LocalSlurm, local_slurm

@@ -10,7 +10,7 @@ from lockstep.errors import ControllerDown, NotPresent
 from planner.controllers.protocol import JobView, Restart
 from planner.controllers.slurm import SlurmController
 from planner.controllers.slurm_commands import SlurmCommands, SlurmOptions
-from planner.controllers.slurm_parsing import SlurmNode
+from planner.controllers.slurm_jobs import SlurmNode
 from planner.controllers.slurm_rest import SlurmRest, Slurmrestd
 from tests.planner.controllers.contract import check_contract
 from tests.planner.controllers.test_slurm_real import (
