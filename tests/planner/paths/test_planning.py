@@ -11,9 +11,9 @@ from benchmarks.paths_score import build_program, solve_fraction
 from lockstep.fabrics import FabricOptions, dual_plane, fat_tree, leaf_spine
 from planner.paths.colouring import colour_evenly
 from planner.paths.flows import UNPLACED, Flow, FlowPaths, choose_by_chance, place_flows
-from planner.paths.forecast import forecast, predict_ratio
 from planner.paths.network import Network, build_network, with_rates, without
 from planner.paths.planning import PathPlan, PlanOptions, plan_paths
+from planner.paths.traffic import forecast, predict_ratio
 from tests.planner.paths.build import broken, flows_between, networks, some_flows
 from tests.tiers import long_except
 
