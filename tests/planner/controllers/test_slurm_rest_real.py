@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.errors import ControllerDown, NotPresent
+from lockstep.errors import ControllerDown
 from planner.controllers.protocol import JobView, Restart
 from planner.controllers.slurm import SlurmController
 from planner.controllers.slurm_commands import SlurmCommands, SlurmOptions
@@ -22,20 +22,10 @@ from tests.planner.controllers.test_slurm_real import (
     start_training,
 )
 from tests.testbed.services import wait_until
-from tests.testbed.slurm import QUICK, LocalSlurm, local_slurm
+from tests.testbed.slurm import LocalSlurm
 
 # slurmrestd refuses to run as root or as SlurmUser: only root can start it as somebody else.
 pytestmark = [pytest.mark.slow, pytest.mark.needs_root]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSlurm]:
-    try:
-        with local_slurm(tmp_path_factory.mktemp("slurm"), extra=QUICK, rest=True) as slurm:
-            slurm.start_rest("local", auth="local")
-            yield slurm
-    except NotPresent as missing:
-        pytest.skip(str(missing))
 
 
 @pytest.fixture
