@@ -50,6 +50,11 @@ class SlurmNode:
         """Return the mark under which we drained it; None when it is in service, or somebody else drained it."""
         return read_mark(self.why) if self.is_drained else None
 
+    @property
+    def by_whom(self) -> str:
+        """Return who drained it, when and why."""
+        return f'by {self.who or "somebody"} since {self.when or "an unknown time"} with the reason "{self.why}"'
+
     def as_node(self) -> Node:
         words = "+".join(sorted(self.states))
         reason = "" if self.is_usable else f"{words}: {self.why}" if self.why else words
