@@ -17,11 +17,10 @@ from importers.topology.formats import Input, import_topology
 from importers.topology.joining import JoinOptions
 from lockstep.fabrics import FabricOptions, dual_plane, fat_tree, leaf_spine, rail_optimised
 from lockstep.topology import Link, Node, Topology, checked, split_end
-from planner.paths.flow_paths import FlowPaths, choose_by_chance
-from planner.paths.flows import Flow, place_flows
-from planner.paths.forecast import forecast
+from planner.paths.flows import Flow, FlowPaths, choose_by_chance, place_flows
 from planner.paths.network import Network, build_network, with_rates, without
 from planner.paths.planning import plan_table
+from planner.paths.traffic import forecast
 
 GBPS = 400.0
 FLOW_GBPS = 50.0  # an eighth of a link, as with eight queue pairs on a NIC

@@ -14,7 +14,7 @@ from scipy.sparse import coo_array, csr_array, hstack, vstack
 from benchmarks.figures import Made as Result
 from benchmarks.figures import clocked
 from benchmarks.paths_cases import FIRST_SEED, Case, build_case, fabric_links
-from planner.paths.flow_paths import UNPLACED, FlowPaths, find_use
+from planner.paths.flows import UNPLACED, FlowPaths, find_use
 from planner.paths.network import without
 from planner.paths.planning import PathPlan, plan_paths, plan_table
 

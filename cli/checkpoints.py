@@ -10,10 +10,9 @@ from rich.table import Table as Picture
 from cli.setup import AsJson, err, out
 from lockstep.clock import SystemClock
 from lockstep.errors import BadInput
-from planner.checkpoints.catalogue import read_catalogue
+from planner.checkpoints.catalogue import Budget, Contents, read_catalogue
 from planner.checkpoints.checkpoint import Catalogue, Checkpoint, ReadRate, SavedLayout, estimate_load_s
 from planner.checkpoints.choose import Choice, ChoiceOptions, choose_checkpoint
-from planner.checkpoints.contents import Budget, Contents
 from planner.checkpoints.intervals import (
     FailureRate,
     Saving,

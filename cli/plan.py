@@ -19,10 +19,8 @@ from lockstep.topology import load_topology
 from planner.allocation.allocate import Allocation, plan_allocation
 from planner.allocation.cluster import apply, parse_event
 from planner.allocation.cluster_file import allocation_to_json, read_cluster
-from planner.paths.advice import NcclAdvice, advise_nccl
-from planner.paths.flow_paths import FlowPaths, choose_by_chance, find_use
-from planner.paths.flows import Flow, parse_flows
-from planner.paths.network import build_network, with_rates, without
+from planner.paths.flows import Flow, FlowPaths, choose_by_chance, find_use, parse_flows
+from planner.paths.network import NcclAdvice, advise_nccl, build_network, with_rates, without
 from planner.paths.planning import PathPlan, PlanOptions, plan_paths
 from planner.paths.report import draw_loads, explain, from_json, to_json
 

@@ -26,11 +26,10 @@ from planner.controllers.in_job import InJobController, InJobOptions
 from planner.controllers.kubernetes import KubernetesController, KubernetesOptions
 from planner.controllers.kubernetes_api import connect
 from planner.controllers.nvrx import NvrxController, NvrxOptions
-from planner.controllers.protocol import EVERY_ACT, Controller, InJob
+from planner.controllers.protocol import EVERY_ACT, Controller, InJob, OwnSpelling
 from planner.controllers.site import CommandController, CommandOptions, WebhookController, WebhookOptions
 from planner.controllers.slurm import SlurmController
 from planner.controllers.slurm_commands import SlurmOptions
-from planner.controllers.spelling import OwnSpelling
 from planner.controllers.torchrun import TorchrunController, TorchrunOptions
 from planner.decide import PlannerOptions, Policy
 from planner.execute import Executor

@@ -17,8 +17,7 @@ from lockstep.in_job import IN_JOB_ACTS
 from lockstep.verdict import Incident
 from planner.checkpoints.intervals import Saving, Slowness, Timing, advise_interval, choose_timing, say_time
 from planner.context import ClusterFacts, Context, Durations, JobFacts, horizon_s, is_in_the_fabric, node_of
-from planner.controllers.by_hand import Wanted, list_commands
-from planner.controllers.protocol import ControllerAct
+from planner.controllers.protocol import ControllerAct, Wanted, list_commands
 from planner.cost import MOVES, count_lost_replicas, price_of_acting, resume_for, share_micro_batches, weigh
 from planner.escalation import LEVELS, Level, Severity
 from planner.limits import SHRINKING, Constraints, Limits, find_hold

@@ -11,7 +11,7 @@ from pathlib import Path
 from lockstep.clock import NS_PER_S
 from lockstep.errors import BadInput
 from lockstep.verdict import Frozen
-from planner.checkpoints.catalogue import ReadOptions, read_catalogue
+from planner.checkpoints.catalogue import Budget, Contents, ReadOptions, read_catalogue
 from planner.checkpoints.checkpoint import (
     Catalogue,
     Checkpoint,
@@ -21,7 +21,6 @@ from planner.checkpoints.checkpoint import (
     estimate_load_s,
     newest_first,
 )
-from planner.checkpoints.contents import Budget, Contents
 from planner.checkpoints.convert import find_obstacle
 from planner.checkpoints.intervals import expect_next_save, find_usual_interval_s
 from planner.context import Layout, Resume

@@ -21,8 +21,7 @@ from planner.checkpoints.checkpoint import (
     name_some,
     whole,
 )
-from planner.checkpoints.inert_pickle import StandIn, read_metadata
-from planner.checkpoints.torch_file import is_safetensors, is_torch_record, read_saved
+from planner.checkpoints.torch_file import StandIn, is_safetensors, is_torch_record, read_metadata, read_saved
 
 METADATA = ".metadata"
 _SHARD = re.compile(r"__(\d+)_\d+\.distcp")

@@ -3,16 +3,21 @@
 Each act carries a mark, the id of the decision it belongs to. The mark is left where the controller keeps its own
 state (a drain reason, a comment of a job), so that the same act asked for twice is done once, also by a planner
 that died in between and remembers nothing; and so that only what was isolated under a mark is released under it.
+Around any of them: the spelling of hosts, which telemetry may know with or without a domain, and the commands that a
+person types who carries a decision out without the planner.
 """
 
 import re
+import shlex
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, get_args, runtime_checkable
 
+from lockstep.decision import Action
 from lockstep.errors import BadInput, ControllerDown, HalfDone
-from lockstep.in_job import Effect, InJobAct
+from lockstep.hostlists import match_hosts
+from lockstep.in_job import IN_JOB_ACTS, Effect, InJobAct
 
 Outcome = Literal[
     "done",  # it was carried out just now
@@ -206,3 +211,95 @@ def check_template(template: Sequence[str], fields: Sequence[str]) -> None:
             raise BadInput(f"{word!r} is no template: {failure}") from None
         if unknown:
             raise BadInput(f"{word!r} has unknown fields {sorted(unknown)}; known are {', '.join(fields)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be done."""
+
+    job: str
+    nodes: tuple[str, ...] = ()  # to take out of service
+    reason: str = ""
+    nnodes: int | None = None  # that the job starts again on; None: as many as before
+    convert: str | None = None  # a command that must come before
+
+
+def list_commands(controller: str, action: Action, wanted: Wanted) -> tuple[str, ...]:
+    """Return commands in their order; none for controllers that a site knows better than we do.
+
+    >>> list_commands("slurm", "replace", Wanted("4711", ("h3",), "gone"))
+    ('scontrol update NodeName=h3 State=DRAIN Reason=gone', 'scontrol requeue 4711')
+    """
+    write = _BY_CONTROLLER.get(controller)
+    if write is None or action in ("none", "reroute", "reattempt", *IN_JOB_ACTS):
+        return ()
+    return (*([wanted.convert] if wanted.convert else []), *write(wanted))
+
+
+def _slurm(wanted: Wanted) -> Iterator[str]:
+    job = shlex.quote(wanted.job)
+    if wanted.nodes:
+        names = shlex.quote(",".join(wanted.nodes))
+        yield f"scontrol update NodeName={names} State=DRAIN Reason={shlex.quote(wanted.reason)}"
+    if wanted.nnodes is None:
+        yield f"scontrol requeue {job}"
+    else:  # Slurm changes the size of waiting jobs only
+        yield f"scontrol requeuehold {job}"
+        yield f"scontrol update JobId={job} NumNodes={wanted.nnodes}"
+        yield f"scontrol release {job}"
+
+
+def _kubernetes(wanted: Wanted) -> Iterator[str]:
+    for node in wanted.nodes:
+        yield f"kubectl cordon {shlex.quote(node)}"
+    namespace, _, name = wanted.job.rpartition("/")
+    where = f" -n {shlex.quote(namespace)}" if namespace else ""
+    if wanted.nnodes is None:
+        yield f"kubectl delete pods{where} -l jobset.sigs.k8s.io/jobset-name={shlex.quote(name)}"
+
+
+_BY_CONTROLLER: Mapping[str, Callable[[Wanted], Iterator[str]]] = {"slurm": _slurm, "kubernetes": _kubernetes}
+
+
+class OwnSpelling:
+    """What is asked for under a host's name reaches the one node that it means; answers are handed on as they are."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.name = controller.name
+        self._controller = controller
+        self._nodes: frozenset[str] = frozenset()  # as it called them last
+
+    @property
+    def acts(self) -> frozenset[ControllerAct]:
+        return self._controller.acts
+
+    @property
+    def restarts_whole_job(self) -> bool:
+        return self._controller.restarts_whole_job
+
+    def nodes(self) -> Sequence[Node]:
+        found = self._controller.nodes()
+        self._nodes = frozenset(node.name for node in found)
+        return found
+
+    def job(self, job: str) -> JobView | None:
+        return self._controller.job(job)
+
+    def isolate(self, node: str, mark: str, reason: str) -> Report:
+        return self._controller.isolate(self._spell(node)[0], mark, reason)
+
+    def release(self, node: str, mark: str) -> Report:
+        return self._controller.release(self._spell(node)[0], mark)
+
+    def restart(self, order: Restart) -> Report:
+        return self._controller.restart(replace(order, exclude=self._spell(*order.exclude)))
+
+    def reattempt(self, job: str, mark: str) -> Report:
+        return self._controller.reattempt(job, mark)
+
+    def _spell(self, *hosts: str) -> tuple[str, ...]:
+        """Return the hosts as the controller calls them; one that it has not told of stays as it is."""
+        if not self._nodes.issuperset(hosts):
+            self.nodes()
+        meant = match_hosts(hosts, self._nodes)
+        return tuple(meant.get(host, host) for host in hosts)

@@ -10,19 +10,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NoReturn
 
+from lockstep.clock import NS_PER_S
 from lockstep.errors import BadInput, ControllerDown, ControllerRefused
 from planner.controllers.protocol import Restart, check_template
 from planner.controllers.running import Deadline, Finished, make_environment, run_within
-from planner.controllers.slurm_parsing import (
+from planner.controllers.slurm_jobs import (
+    TEMPLATE_FIELDS,
     SlurmJob,
     SlurmNode,
     SlurmTimes,
+    find_excluded,
     find_marked,
+    find_shape,
     parse_jobs,
     parse_nodes,
     parse_times,
+    write_mark,
 )
-from planner.controllers.slurm_submission import TEMPLATE_FIELDS
 
 # What the commands say, in any version from 20.11 on, when slurmctld, its configuration or munged cannot be reached.
 _NOBODY_ANSWERS = (
@@ -147,6 +151,17 @@ class SlurmCommands:
     def update_node(self, name: str, **changes: str) -> None:
         self._ask(self._options.scontrol, "update", f"NodeName={name}", *(f"{k}={v}" for k, v in changes.items()))
 
+    def change_node(self, name: str, **changes: str) -> str:
+        """Change a node, and return what Slurm had against it.
+
+        What counts is how the node is afterwards: just after slurmctld's start, UNDRAIN works and is called invalid.
+        """
+        try:
+            self.update_node(name, **changes)
+        except ControllerRefused as refusal:
+            return f"; {refusal}"
+        return ""
+
     def update_job(self, job: str, changes: Mapping[str, str]) -> None:
         self._ask(self._options.scontrol, "update", f"JobId={job}", *(f"{k}={v}" for k, v in changes.items()))
 
@@ -196,6 +211,16 @@ class SlurmCommands:
         return run_within(command, self.deadline, make_environment(self._options.environment))
 
 
+def find_changes(job: SlurmJob, order: Restart, has_list: bool) -> dict[str, str]:
+    """Return what a requeued job has to be changed to, while it is held."""
+    # A requeued job keeps its environment, so the comment is the only place where its script can find the checkpoint.
+    resume = f"resume from {order.checkpoint}" if order.checkpoint is not None else ""
+    changes = {"Comment": write_mark(order.mark, resume)}
+    excluded = find_excluded(job, order)
+    changes |= {"ExcNodeList": excluded} if excluded or has_list else {}
+    return changes | (find_shape(job, order.nnodes) if order.nnodes else {})
+
+
 def own_user() -> str:
     """Return who asks Slurm: the user of this process."""
     return pwd.getpwuid(os.geteuid()).pw_name
@@ -233,3 +258,40 @@ def _home_of(user: str) -> dict[str, str]:
     except KeyError:
         raise ControllerRefused(f"this machine knows no user {user} to submit the job as") from None
     return {"HOME": entry.pw_dir, "USER": user, "LOGNAME": user, "SHELL": entry.pw_shell}
+
+
+SUBMITTING, LOOKED = "submitting_ns", "looked_ns"  # in a note: when sbatch was called, when we last looked in vain
+# MessageTimeout once for the command, which gives up then, and once for slurmctld to work off what it has taken.
+_ANSWER_TIMES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Where a lost submission is: it never came, it may still come, or nobody can tell any more."""
+
+    state: Literal["absent", "open", "unknowable"]
+    what: str = ""
+
+
+def judge_arrival(note: Mapping[str, str], mark: str, times: SlurmTimes, now_ns: int) -> Arrival:
+    """Return what it means that no job carries the mark of a note, looked for just now."""
+    if SUBMITTING not in note:
+        return Arrival("absent")
+    job, called_ns = note["job"], int(note[SUBMITTING])
+    since_call_s = (now_ns - called_ns) / NS_PER_S
+    since_poll_s = (now_ns - int(note.get(LOOKED, called_ns))) / NS_PER_S
+    if times.memory_s and since_poll_s >= times.memory_s:
+        return Arrival(
+            "unknowable",
+            f"this needs a person: sbatch was called for job {job}, its answer is lost, and nobody has looked for "
+            f"{since_poll_s:.0f} s, while Slurm forgets an ended job after {times.memory_s:g} s (MinJobAge); see "
+            f'whether a job with the comment "{write_mark(mark)}" has run, and submit job {job} by hand if none has',
+        )
+    wait_s = _ANSWER_TIMES * times.answer_s
+    if since_call_s < wait_s:
+        return Arrival(
+            "open",
+            f"sbatch was called for job {job} {since_call_s:.0f} s ago and its answer is lost: it is called again "
+            f'when no job with the comment "{write_mark(mark)}" has come after {wait_s:g} s',
+        )
+    return Arrival("absent")

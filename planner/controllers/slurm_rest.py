@@ -20,7 +20,7 @@ from lockstep.clock import NS_PER_S, rfc3339
 from lockstep.errors import ControllerDown, ControllerRefused
 from planner.controllers.running import Deadline, read_within
 from planner.controllers.slurm_commands import SlurmCommands, SlurmOptions, is_unknown, own_user, raise_refusal
-from planner.controllers.slurm_parsing import SlurmJob, SlurmNode, pick_marked, read_state
+from planner.controllers.slurm_jobs import SlurmJob, SlurmNode, pick_marked, read_state
 
 Json = Mapping[str, Any]  # Any: as it came from slurmrestd, not yet looked at
 Model = TypeVar("Model", bound=BaseModel)

@@ -23,26 +23,29 @@ _AT_ONCE = 32  # nodes that are asked at the same time
 Answer = TypeVar("Answer")
 Subject = TypeVar("Subject")
 
-# Goes on with $pid and $mark, or ends where no agent runs. A number in a file may long be another process's: the
+# Goes on with $pid, or ends where no agent runs. A number in a file may long be another process's: the
 # command line of an agent names its job (--rdzv-id), and only then is it taken for one.
-_FIND = f"""
-pid=$(cat "$pid_file" 2>/dev/null) || exit 0
+_FIND = """
+pid=
+{ read -r pid < "$pid_file"; } 2>/dev/null
 case $pid in ''|*[!0-9]*) exit 0 ;; esac
-{{ tr '\\0' '\\n' < /proc/$pid/cmdline; }} 2>/dev/null |
-    grep -qxF -e "$job" -e "--rdzv-id=$job" -e "--rdzv_id=$job" || exit 0
-mark=$({{ tr '\\0' '\\n' < /proc/$pid/environ; }} 2>/dev/null | sed -n 's/^{MARK_VARIABLE}=//p')
+grep -qzxFs -e "$job" -e "--rdzv-id=$job" -e "--rdzv_id=$job" /proc/$pid/cmdline || exit 0
 """
-_SHOW = _FIND + 'echo "$pid $mark"\n'
+_SHOW = (
+    _FIND
+    + f"""echo "$pid $({{ tr '\\0' '\\n' < /proc/$pid/environ; }} 2>/dev/null | sed -n 's/^{MARK_VARIABLE}=//p')"
+"""
+)
 # Prints "PID COUNT LIMIT" for each worker: children with a local rank, and how often torchrun has restarted them.
 _WORKERS = (
     _FIND
     + """
 for child in $(cat /proc/$pid/task/*/children 2>/dev/null); do
-    words=$({ tr '\\0' '\\n' < /proc/$child/environ; } 2>/dev/null)
-    echo "$words" | grep -q '^LOCAL_RANK=' || continue
-    count=$(echo "$words" | sed -n 's/^TORCHELASTIC_RESTART_COUNT=//p')
-    limit=$(echo "$words" | sed -n 's/^TORCHELASTIC_MAX_RESTARTS=//p')
-    echo "$child $count $limit"
+    { tr '\\0' '\\n' < /proc/$child/environ; } 2>/dev/null | awk -F= -v child=$child '
+        $1 == "LOCAL_RANK" { is_worker = 1 }
+        $1 == "TORCHELASTIC_RESTART_COUNT" { count = $2 }
+        $1 == "TORCHELASTIC_MAX_RESTARTS" { limit = $2 }
+        END { if (is_worker) print child, count, limit }'
 done
 """
 )
@@ -50,7 +53,7 @@ _STOP = _WORKERS + "kill -TERM $pid\n"
 # An agent (of torch 2.13) that is told to end while it starts its workers leaves them behind.
 _END_LEFT = """
 for worker in $workers; do
-    { tr '\\0' '\\n' < /proc/$worker/environ; } 2>/dev/null | grep -qxF "TORCHELASTIC_RUN_ID=$job" || continue
+    grep -qzxFs "TORCHELASTIC_RUN_ID=$job" /proc/$worker/environ || continue
     kill -KILL $worker 2>/dev/null || true
 done
 """

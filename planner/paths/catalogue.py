@@ -6,7 +6,7 @@ the rule of succession over probes that agreed in a row, halves with age, and is
 probe cannot tell apart. Entries leave when their probes are lost, when a later probe took another path, and when a
 link between their leaves changed: a switch that loses a next hop also moves flows that did not use it.
 
-Cost: a loop over entries; probes are folded by the store (reading.py).
+Cost: a loop over entries; probes are folded by the store, so that a row per probed port leaves it.
 """
 
 from collections import Counter, defaultdict
@@ -20,6 +20,7 @@ from scipy.special import bdtrc
 
 from lockstep.clock import NS_PER_S
 from lockstep.records import Path
+from lockstep.store.store import Store
 from lockstep.topology import Link, Topology, TopologyIndex, count_hops, join_switches, split_end
 
 
@@ -254,3 +255,64 @@ class _Cables:
             links.append(cables[0])
             certainty /= len(cables)
         return links, certainty
+
+
+MOST_PORTS = 1_000_000  # probed ports: 2,000 for each of 500 pairs of leaves; about 200 MB
+_INSIDE = "ts_ns >= {start:Int64} AND ts_ns < {end:Int64}"
+_WHOLE = f"notEmpty(hops) AND NOT has(hops, '{SILENT}')"
+_VALID = f"rtt_ns IS NOT NULL AND {_WHOLE}"
+_ROUTES = f"""
+SELECT {", ".join(KEY)}, argMaxIf(hops, (rtt_ns IS NOT NULL, ts_ns, hops), {_WHOLE}) AS newest,
+       maxIf(ts_ns, rtt_ns IS NOT NULL) AS answered_ns, max(ts_ns) AS tried
+FROM probes WHERE {_INSIDE} GROUP BY {", ".join(KEY)} ORDER BY tried DESC, {", ".join(KEY)} LIMIT {{most:UInt64}}
+"""
+# Since when the newest route holds is known only with that route at hand, so the probes are gone through again.
+_MOVED = f"""
+SELECT {", ".join(KEY)}, any(newest) AS route, any(answered_ns) AS answer, any(tried) AS tried_ns,
+       maxIf(ts_ns, {_VALID} AND hops != newest) AS moved_ns
+FROM probes INNER JOIN ({_ROUTES}) AS routes USING ({", ".join(KEY)})
+WHERE {_INSIDE} GROUP BY {", ".join(KEY)}
+"""
+_FOLDED = f"""
+SELECT {", ".join(KEY)}, any(route) AS way, countIf({_VALID} AND hops = route AND ts_ns > moved_ns) AS agreed,
+       countIf({_VALID} AND hops != route) AS differing,
+       countIf({_VALID} AND hops = route AND ts_ns <= moved_ns) AS returned,
+       arrayCount(at -> at > minIf(ts_ns, {_VALID} AND hops = route AND ts_ns > moved_ns),
+                  groupArrayIf(ts_ns, rtt_ns IS NULL)) AS lost,
+       countIf(rtt_ns IS NULL AND ts_ns > answer) AS lost_since,
+       maxIf(ts_ns, {_VALID} AND hops = route) AS seen_ns, any(tried_ns) AS last_try
+FROM probes INNER JOIN ({_MOVED}) AS moved USING ({", ".join(KEY)})
+WHERE {_INSIDE} GROUP BY {", ".join(KEY)} ORDER BY {", ".join(KEY)}
+"""
+_PATHS = """
+SELECT host, src_nic, if(dst IS NULL OR dst = '', splitByChar('/', dst_nic)[1], assumeNotNull(dst)) AS far,
+       if(position(dst_nic, '/') > 0, splitByChar('/', dst_nic)[2], dst_nic) AS far_nic, proto, sport, dport,
+       argMax(links, (seen_ns, confidence)) AS way, max(seen_ns) AS last_ns,
+       argMax(confidence, (seen_ns, confidence)) AS certainty
+FROM paths WHERE seen_ns >= {start:Int64} AND seen_ns < {end:Int64}
+GROUP BY host, src_nic, far, far_nic, proto, sport, dport ORDER BY last_ns DESC LIMIT {most:UInt64}
+"""
+
+
+def read_probes(store: Store, start_ns: int, end_ns: int) -> pa.Table:
+    """Return one row per port: its newest route, and how the probes of a time bear it out.
+
+    `agreed` probes took it since one last took another, of which there were `differing`; before that `returned` took
+    it already. Of the probes since the first that agreed `lost` were lost, `lost_since` at the end. A port that never
+    answered has the route that its lost probes seem to have taken. Of too many ports those tried last are kept.
+    """
+    rows = store.query(_FOLDED, {"start": start_ns, "end": end_ns, "most": MOST_PORTS})
+    return rows.rename_columns(list(FOLDED))
+
+
+def read_paths(store: Store, start_ns: int, end_ns: int) -> pa.Table:
+    """Return the newest row of `paths` for each port; of too many ports those seen last."""
+    rows = store.query(_PATHS, {"start": start_ns, "end": end_ns, "most": MOST_PORTS})
+    return rows.rename_columns([*KEY, "links", "seen_ns", "confidence"])
+
+
+def read_catalogue(store: Store, now: Circumstances) -> Catalogue:
+    """Return the catalogue as it is now, from all that was seen while entries are believed."""
+    start_ns = now.now_ns - int(MOST_AGE_S * 1e9)
+    reported = recall_catalogue(read_paths(store, start_ns, now.now_ns), now)
+    return build_catalogue(read_probes(store, start_ns, now.now_ns), now, reported)

@@ -5,7 +5,8 @@ Rates decide: whatever sent bytes to another host in the window is a flow, once 
 is in the transfers. What is not known is not made up: an unknown NIC leaves the host alone as an end, and a send of
 which an end is unknown is left out and counted.
 
-Cost: array operations and a loop over connections; their seconds were summed before, by the store.
+Cost: array operations and a loop over connections; their seconds are summed by the store, so that a row per
+connection and direction leaves it.
 """
 
 import re
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lockstep.clock import NS_PER_S
+from lockstep.store.store import Store
 from lockstep.topology import TopologyIndex
 from planner.paths.flows import Flow
 
@@ -25,6 +27,7 @@ KEY = ("job", "attempt", "comm", "rank", "peer", "channel")
 Key = tuple[str, int, int, int, int, int]  # values of KEY
 SUMS = ("direction", "bytes", "seconds", "wire_ns", "host", "nic", "transport", "last_ns")
 
+MOST_SENDS = 1_000_000  # ends of connections: an all-to-all of 700 ranks; about 200 MB while flows are made of them
 _NETWORKS = ("ib", "socket", "ofi")  # transports that leave the host over a NIC and have a peer
 _ADDRESS = re.compile(r"[0-9.]+")  # without the port that NCCL writes behind it
 
@@ -40,6 +43,50 @@ class DemandFacts:
     end_ns: int  # of the last one
     topology: TopologyIndex
     notes: tuple[str, ...] = ()  # what the reader had to leave out
+
+
+_INSIDE = "ts_ns >= {start:Int64} AND ts_ns < {end:Int64}"
+_WHO = "job, attempt, comm, rank"
+_SUMS = f"""
+SELECT {", ".join(KEY)}, direction, sum(bytes) AS moved, uniqExact(ts_ns) AS seconds, sum(wire_ns) AS wire,
+       argMax(host, ts_ns) AS last_host, argMax(nic, ts_ns) AS last_nic, argMax(transport, ts_ns) AS last_transport,
+       max(ts_ns) AS last_ns
+FROM transfer_stats WHERE {_INSIDE} AND peer >= 0 AND bytes > 0
+GROUP BY {", ".join(KEY)}, direction ORDER BY moved DESC, {", ".join(KEY)}, direction
+LIMIT {{most:UInt64}}
+"""
+# Only of jobs that sent something: others have nothing to plan, and the tables keep weeks of them.
+_ACTIVE = f"(job, attempt) IN (SELECT DISTINCT job, attempt FROM transfer_stats WHERE {_INSIDE})"
+_MEMBERS = f"""
+SELECT {_WHO}, argMax(host, init_ns) AS last_host, max(init_ns) AS made_ns
+FROM comms WHERE {_ACTIVE} GROUP BY {_WHO} ORDER BY {_WHO}
+"""
+_KEYS = f"""
+SELECT job, attempt, comm, rank, peer, channel, direction, transport, nic, local, remote, sport, lqpn, rqpn,
+       max(confidence) AS certainty, max(seen_ns) AS last_ns
+FROM connections WHERE {_ACTIVE}
+GROUP BY job, attempt, comm, rank, peer, channel, direction, transport, nic, local, remote, sport, lqpn, rqpn
+"""
+
+
+def read_demand(store: Store, topology: TopologyIndex, start_ns: int, end_ns: int) -> DemandFacts:
+    """Return what all jobs sent from one whole second to another, and what is known of their connections."""
+    window = {"start": start_ns, "end": end_ns}
+    sums = store.query(_SUMS, {**window, "most": MOST_SENDS + 1}).rename_columns([*KEY, *SUMS])
+    names = [*KEY, "direction", "transport", "nic", "local", "remote", "sport", "lqpn", "rqpn"]
+    return DemandFacts(
+        members=store.query(_MEMBERS, window).rename_columns(["job", "attempt", "comm", "rank", "host", "init_ns"]),
+        connections=store.query(_KEYS, window).rename_columns([*names, "confidence", "seen_ns"]),
+        sums=sums.slice(0, MOST_SENDS),
+        start_ns=start_ns,
+        end_ns=end_ns,
+        topology=topology,
+        notes=(
+            (f"more than {MOST_SENDS} ends of connections sent or received; only the largest are looked at",)
+            if sums.num_rows > MOST_SENDS
+            else ()
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)

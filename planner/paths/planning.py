@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.paths.colouring import colour_evenly
-from planner.paths.flow_paths import UNPLACED, FlowPaths, find_bound, find_use
-from planner.paths.flows import Flow, FlowTable, place_flows
+from planner.paths.flows import UNPLACED, Flow, FlowPaths, FlowTable, find_bound, find_use, place_flows
 from planner.paths.network import NONE, Network, UpPaths
 from planner.paths.repairing import Repair
 

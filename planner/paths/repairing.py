@@ -15,7 +15,7 @@ from itertools import islice
 
 import numpy as np
 
-from planner.paths.flow_paths import UNPLACED, FlowPaths, find_use
+from planner.paths.flows import UNPLACED, FlowPaths, find_use
 
 _SLACK = 1e-9  # of a rate: sums of floats are no exact numbers
 _MOST_TRIED = 300  # flows in one search for a chain; found chains need few, and failures cost all of them

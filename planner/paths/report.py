@@ -12,8 +12,7 @@ from lockstep.errors import BadInput
 from lockstep.host_paths import PathChoice, Proto
 from lockstep.topology import Topology, split_end
 from planner.paths.demand import Demand
-from planner.paths.flow_paths import UNPLACED, FlowPaths, find_use
-from planner.paths.flows import Flow, place_flows
+from planner.paths.flows import UNPLACED, Flow, FlowPaths, find_use, place_flows
 from planner.paths.network import Network, build_intact
 from planner.paths.planning import PathPlan
 from planner.paths.ports import ROCE_PORT, PortChoice

@@ -19,17 +19,24 @@ from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.topology import Topology, TopologyIndex
 from lockstep.verdict import Verdict
-from planner.paths.catalogue import Catalogue, Circumstances, doubt_changed, key_of
-from planner.paths.demand import Demand, find_demand
+from planner.paths.catalogue import Catalogue, Circumstances, doubt_changed, key_of, read_catalogue
+from planner.paths.demand import Demand, find_demand, read_demand
 from planner.paths.flows import find_unfit
-from planner.paths.forecast import Pace, compare_paces, predict_paces, read_paces
 from planner.paths.health import Change, Evidence, LinkHealth, judge_topology, judge_verdict, name_parts
 from planner.paths.network import Network, build_intact, find_directed_links, with_rates
 from planner.paths.planning import PathPlan, plan_paths
 from planner.paths.ports import PortChoice, choose_ports, explain_ports, request_probes
-from planner.paths.reading import read_catalogue, read_demand
 from planner.paths.report import describe_choices, explain, from_json
-from planner.paths.traffic import Expected, TrafficJudge, expect_loads, read_traffic
+from planner.paths.traffic import (
+    Expected,
+    Pace,
+    TrafficJudge,
+    compare_paces,
+    expect_loads,
+    predict_paces,
+    read_paces,
+    read_traffic,
+)
 
 _PATHS = TABLE_BY_NAME["paths"]
 

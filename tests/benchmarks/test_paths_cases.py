@@ -28,8 +28,7 @@ from benchmarks.paths_cases import (
     run_planned,
 )
 from lockstep.topology import Link, Nic, Node, Topology
-from planner.paths.flow_paths import FlowPaths
-from planner.paths.flows import place_flows
+from planner.paths.flows import FlowPaths, place_flows
 from planner.paths.network import build_network, without
 
 

@@ -23,8 +23,7 @@ from benchmarks.paths_score import (
 )
 from lockstep.fabrics import dual_plane, fat_tree, leaf_spine, rail_optimised
 from lockstep.topology import Topology
-from planner.paths.flow_paths import UNPLACED, FlowPaths, find_bound
-from planner.paths.flows import Flow, place_flows
+from planner.paths.flows import UNPLACED, Flow, FlowPaths, find_bound, place_flows
 from planner.paths.network import build_network, with_rates, without
 from planner.paths.planning import PathPlan, plan_paths
 

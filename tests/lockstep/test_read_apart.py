@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.errors import BadInput
 from lockstep.plain_pickle import load_plain, load_plain_all
-from planner.checkpoints.inert_pickle import read_metadata, read_state
+from planner.checkpoints.torch_file import read_metadata, read_state
 from tests.tiers import long_except
 
 READERS = (load_plain, read_metadata, read_state)

@@ -21,8 +21,7 @@ from lockstep.state.documents import list_audit
 from lockstep.state.incidents import save_incidents
 from lockstep.state.leases import release_lease
 from planner.checkpoints.convert import Converter
-from planner.controllers.protocol import Report, Restart
-from planner.controllers.spelling import OwnSpelling
+from planner.controllers.protocol import OwnSpelling, Report, Restart
 from planner.execute import Executor
 from planner.steps import begin, find_unloadable
 from tests.planner.build import crash, decision, incident, seconds

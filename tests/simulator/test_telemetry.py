@@ -52,11 +52,9 @@ def test_all_rows_are_sound_and_none_comes_twice(rows: Rows) -> None:
 
 
 def test_rows_are_those_of_the_seed_however_often_they_are_asked_for(rows: Rows) -> None:
-    again = advanced.__wrapped__(NOISY, range(1, SECONDS + 1))
-    assert {name: table.equals(again[name]) for name, table in rows.items()} == dict.fromkeys(rows, True)
     other = advanced(NOISY, (0.2,), seed=2)["collectives"]
     assert not other.equals(rows["collectives"].slice(0, other.num_rows))
-    often = advanced(NOISY, tuple(np.linspace(0.1, SECONDS, 30)))
+    often = advanced(NOISY, tuple(np.linspace(0.1, SECONDS, 10)))
     for name in ("collectives", "transfers", "comms"):
         assert often[name].equals(rows[name]), name
     for name in ("op_stats", "transfer_stats"):
@@ -168,16 +166,17 @@ def test_port_that_fails_over_is_silent_and_its_traffic_is_told_of_the_other() -
 
 
 def test_steps_of_a_sampled_operation_are_seen_from_both_sides_and_show_the_slow_wire_of_a_socket() -> None:
-    samples = advanced(scenario(), (5,))["step_samples"].to_pylist()
-    assert 0 < len({(row["func"], row["seq"]) for row in samples}) < 10, "one in 64 of 150, and all ranks agree"
+    brief = JobShape(compute_ms=5.0, allreduce_mb=(8, 4))
+    samples = advanced(scenario(job=brief), (0.4,))["step_samples"].to_pylist()
+    assert 0 < len({(row["func"], row["seq"]) for row in samples}) < 10, "one in 64 of 110, and all ranks agree"
     assert all(row["posted_ns"] <= row["wire_ns"] <= row["done_ns"] for row in samples)
     key = ("seq", "channel", "step")
     sent = {(*(row[k] for k in key), row["rank"], row["peer"]): row for row in samples if row["direction"] == "send"}
     came = {(*(row[k] for k in key), row["peer"], row["rank"]): row for row in samples if row["direction"] == "recv"}
     assert sent.keys() == came.keys()
     assert all(came[edge]["wire_ns"] > row["wire_ns"] for edge, row in sent.items()), "nothing arrives before it left"
-    told = scenario(slow("nic:h1/eth0", 0.2, side="tx"), cluster=cluster(transport="socket"))
-    samples = advanced(told, (5,))["step_samples"].to_pylist()
+    told = scenario(slow("nic:h1/eth0", 0.2, side="tx"), cluster=cluster(transport="socket"), job=brief)
+    samples = advanced(told, (0.4,))["step_samples"].to_pylist()
     left = {(r["seq"], r["channel"], r["step"], r["rank"]): r for r in samples if r["direction"] == "send"}
     transits: dict[tuple[str, str], list[int]] = {}
     for row in (r for r in samples if r["direction"] == "recv"):
@@ -260,7 +259,7 @@ def test_sends_and_receives_are_told_per_peer() -> None:
 LINK = "link:leaf0--spine1"
 
 
-def probed(*lines: str, seconds: int = 40) -> list[dict[str, Any]]:
+def probed(*lines: str, seconds: int = 20) -> list[dict[str, Any]]:
     job = JobShape(compute_ms=1e6)  # nothing but probes
     told = scenario(*lines, job=job, telemetry=Telemetry(paths=True), duration_s=float(seconds))
     rows: list[dict[str, Any]] = advanced(told, (seconds,))["probes"].to_pylist()

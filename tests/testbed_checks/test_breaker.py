@@ -32,7 +32,7 @@ HERE, THERE = ("h0", "eth0"), ("h1", "eth0")
 TOPOLOGY = leaf_spine(
     hosts=2, nics_per_host=1, leaves=2, spines=2, options=FabricOptions(gpus_per_host=1, gbps=0.1)
 )  # 100 Mbit/s everywhere
-PORTS = range(50_000, 50_032)
+PORTS = range(50_000, 50_012)
 SOON_S = 0.3  # for answers that must not come; those that come take a millisecond
 
 
@@ -111,14 +111,14 @@ def test_what_does_not_fit_through_a_lowered_rate_waits_and_then_is_dropped(fabr
 def test_loss_is_as_large_as_told_and_no_counter_knows_it(fabric: Fabric, breaker: Breaker) -> None:
     before = fabric.counters()
     fail(breaker, "nic:h1/eth0 rx losing 20 %")
-    arrived = count_arrivals(fabric, HERE, THERE, 4000)
-    assert 3000 <= arrived <= 3400  # 3,200 are expected; eight standard deviations are 200
-    assert count_arrivals(fabric, THERE, HERE, 500) == 500  # the other direction
+    arrived = count_arrivals(fabric, HERE, THERE, 1000)
+    assert 700 <= arrived <= 900  # 800 are expected; eight standard deviations are 100
+    assert count_arrivals(fabric, THERE, HERE, 200) == 200  # the other direction
     after = fabric.counters()
-    assert after["h1", "eth0"].rx_packets - before["h1", "eth0"].rx_packets >= 4000
+    assert after["h1", "eth0"].rx_packets - before["h1", "eth0"].rx_packets >= 1000
     assert all(counted.dropped == before[port].dropped for port, counted in after.items())
     breaker.heal()
-    assert count_arrivals(fabric, HERE, THERE, 500) == 500
+    assert count_arrivals(fabric, HERE, THERE, 200) == 200
     fail(breaker, "nic:h1/eth0 rx down")  # a direction that is dead alone keeps its carrier
     assert count_arrivals(fabric, HERE, THERE, 50) == 0
     assert fabric.counters()["h1", "eth0"].is_up
@@ -144,7 +144,7 @@ def test_delay_comes_on_top_hides_no_switch_and_goes_again(fabric: Fabric, break
 def test_loss_and_delay_on_one_cable_do_not_hide_each_other(fabric: Fabric, breaker: Breaker) -> None:
     fail(breaker, "nic:h1/eth0 rx delayed 5 ms")
     fail(breaker, "nic:h1/eth0 rx losing 20 %")
-    assert 1400 <= count_held_arrivals(fabric, HERE, THERE, 2000) <= 1800
+    assert 700 <= count_held_arrivals(fabric, HERE, THERE, 1000) <= 900
     with datagrams(fabric, HERE) as here, datagrams(fabric, THERE) as there:
         for _ in range(100):  # one of them gets through
             here.sendto(str(time.monotonic_ns()).encode(), there.getsockname())

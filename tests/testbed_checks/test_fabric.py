@@ -85,10 +85,8 @@ def test_every_nic_reaches_every_nic_of_other_hosts(fabric: Fabric) -> None:
     assert mute == []
 
 
-@pytest.mark.parametrize(("nic", "other"), [("eth0", "eth1"), ("eth1", "eth0")])
-def test_a_socket_bound_to_a_nics_address_leaves_and_is_answered_through_that_nic(
-    fabric: Fabric, nic: str, other: str
-) -> None:
+def test_a_socket_bound_to_a_nics_address_leaves_and_is_answered_through_that_nic(fabric: Fabric) -> None:
+    nic, other = "eth1", "eth0"  # without a rule of its own everything would leave through eth0
     assert can_talk(fabric, ("h0", nic), ("h2", "eth0"))  # neighbours know each other from now on
     before = fabric.counters()
     for _ in range(20):
@@ -170,8 +168,11 @@ def test_both_ends_of_every_link_have_its_scaled_rate(fabric: Fabric) -> None:
     assert rates["leaf0", "spine1"] == rates["spine1", "leaf0"] == pytest.approx(2 * 1500 / 8, rel=0.001)
 
 
-def test_two_fabrics_at_once_do_not_meet(fabric: Fabric) -> None:
-    with build_fabric(TOPOLOGY) as other:
+def test_two_fabrics_at_once_do_not_meet_and_ports_take_the_same_spines_in_both(fabric: Fabric) -> None:
+    flows = [Flow("tcp", port, 29_500) for port in PORTS]
+    ways = [fabric.route_of(HERE, THERE, flow) for flow in flows]
+    with build_fabric(TOPOLOGY, ShapeOptions(hash_seed=7)) as other:
+        assert [other.route_of(HERE, THERE, flow) for flow in flows] == ways
         assert other.prefix != fabric.prefix
         assert other.head_address != fabric.head_address
         assert other.address_of(*HERE) == fabric.address_of(*HERE)
@@ -179,16 +180,6 @@ def test_two_fabrics_at_once_do_not_meet(fabric: Fabric) -> None:
         assert all(can_talk(other, HERE, THERE) for _ in range(50))
         assert fabric.counters()["h0", "eth1"].tx_packets - before < 10  # a neighbour that asks who is there
     assert can_talk(fabric, HERE, THERE)
-
-
-@pytest.mark.parametrize(("seed", "is_same"), [(7, True), (8, False)])
-def test_a_port_takes_the_same_spine_in_every_build_with_the_same_seed(
-    fabric: Fabric, seed: int, is_same: bool
-) -> None:
-    flows = [Flow("tcp", port, 29_500) for port in PORTS]
-    ways = [fabric.route_of(HERE, THERE, flow) for flow in flows]
-    with build_fabric(TOPOLOGY, ShapeOptions(hash_seed=seed)) as again:
-        assert ([again.route_of(HERE, THERE, flow) for flow in flows] == ways) == is_same
 
 
 def test_planes_that_are_never_joined_are_not_joined() -> None:
@@ -233,10 +224,9 @@ def test_what_a_killed_builder_left_is_swept_with_its_processes_and_nothing_of_o
         assert can_talk(kept, *ENDS)
 
 
-@pytest.mark.parametrize(("function", "call"), [("Home", 1), ("Home", 4), ("build_management", 1), ("_lay", 3)])
-def test_what_a_builder_left_that_was_killed_while_building_is_swept(function: str, call: int) -> None:
-    prefix, _ = build_and_kill(function, call)
-    assert bool(find_remains(prefix)) == (call > 1 or function != "Home")
+def test_what_a_builder_left_that_was_killed_while_building_is_swept() -> None:
+    prefix, _ = build_and_kill("_lay", 3)
+    assert find_remains(prefix) != []
     sweep()
     assert find_remains(prefix) == []
 

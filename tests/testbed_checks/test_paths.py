@@ -131,6 +131,7 @@ def test_live_connection_moves_to_another_spine_and_back_while_it_sends(bench: P
     bench.traffic.close()
 
 
+@pytest.mark.long
 def test_pair_of_trials_gives_rates_of_all_flows() -> None:
     told = run_pairs(eight_hosts(), spread, QUICK)
 
@@ -157,6 +158,7 @@ def test_connections_of_an_unmodified_job_get_planned_ports(tmp_path: Path) -> N
     assert (plain.enforced, plain.refused) == (0, 0)
 
 
+@pytest.mark.long  # the loop below moves a running job, too, by real parts
 def test_running_job_is_moved_around_a_slow_link_without_a_restart(tmp_path: Path) -> None:
     told = reroute_gloo(plan_by_lockstep, tmp_path, DEAD)
 
@@ -178,6 +180,7 @@ def test_job_leaves_a_link_that_the_analyzer_names_and_is_fast_again(tmp_path: P
     assert told.is_closed
 
 
+@pytest.mark.long
 def test_link_that_still_carries_more_than_the_job_needs_is_not_left(tmp_path: Path) -> None:
     told = run_loop(tmp_path / "loop", LoopOptions(share=0.9, watch_s=20.0, after_s=0.0), note=print)
 

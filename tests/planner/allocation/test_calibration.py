@@ -127,19 +127,13 @@ def test_attempts_under_all_names_are_points_of_one_table_without_steps_within_a
     embedded_store: Store, control: ControlDatabase
 ) -> None:
     put_attempt(embedded_store, "train", 0, nodes=4, period_s=0.5)
+    put_attempt(embedded_store, "train", 1, nodes=2, period_s=5.0, since_s=200)
     put_attempt(embedded_store, "train+1", 0, nodes=3, period_s=0.75, since_s=100)
-    found = PaceReader(embedded_store, control).rates_of(["train+1", "train"], Known(), 3, 6, seconds(200))
+    save_incidents(control, [incident(verdict(since_ns=seconds(190)), opened_s=195)], None)
+    found = PaceReader(embedded_store, control).rates_of(["train+1", "train"], Known(), 3, 6, seconds(400))
     assert found.by_nodes[4] == pytest.approx(8.0)
     assert found.by_nodes[3] == pytest.approx(8.0 * 2 / 3)
     assert found.seen == {3, 4}
-
-
-def test_steps_within_an_incident_are_left_out(embedded_store: Store, control: ControlDatabase) -> None:
-    put_attempt(embedded_store, "train", 0, nodes=4, period_s=0.5)
-    put_attempt(embedded_store, "train", 1, nodes=3, period_s=5.0, since_s=100)
-    save_incidents(control, [incident(verdict(since_ns=seconds(90)), opened_s=95)], None)
-    found = PaceReader(embedded_store, control).rates_of(["train"], Known(), 3, 6, seconds(300))
-    assert found.seen == {4}
 
 
 def test_told_steps_go_before_found_ones(embedded_store: Store) -> None:
@@ -164,23 +158,18 @@ def test_without_steps_the_traffic_that_moves_most_tells_the_pace(embedded_store
     assert {run.nodes: run.per_s.tolist() for run in runs} == {2: [8.0] * 5, 1: [5.0] * 5}
 
 
-def test_table_is_kept_for_a_minute(embedded_store: Store, control: ControlDatabase) -> None:
-    reader = PaceReader(embedded_store, control)
-    assert reader.rates_of(["train"], Known(), 4, 8, seconds(100)).by_nodes == {}
-    put_attempt(embedded_store, "train", 0, nodes=4, period_s=0.5)
-    assert reader.rates_of(["train"], Known(), 4, 8, seconds(130)).by_nodes == {}
-    assert reader.rates_of(["train"], Known(), 4, 8, seconds(161)).by_nodes[4] == pytest.approx(8.0)
-
-
-def test_table_stays_the_same_while_its_figures_are_nearly_so(
+def test_table_is_kept_for_a_minute_and_stays_the_same_while_its_figures_are_nearly_so(
     embedded_store: Store, control: ControlDatabase
 ) -> None:
     reader = PaceReader(embedded_store, control)
+    assert reader.rates_of(["train"], Known(), 2, 4, seconds(50)).by_nodes == {}
     put_attempt(embedded_store, "train", 0, nodes=4, period_s=0.5)
     put_attempt(embedded_store, "train", 1, nodes=2, period_s=0.8, since_s=20)
-    first = reader.rates_of(["train"], Known(), 2, 4, seconds(50))
-    put_attempt(embedded_store, "train", 2, nodes=2, period_s=0.81, since_s=100)
-    assert reader.rates_of(["train"], Known(), 2, 4, seconds(150)) is first
+    assert reader.rates_of(["train"], Known(), 2, 4, seconds(80)).by_nodes == {}
+    first = reader.rates_of(["train"], Known(), 2, 4, seconds(111))
+    assert first.by_nodes[4] == pytest.approx(8.0)
+    put_attempt(embedded_store, "train", 2, nodes=2, period_s=0.81, since_s=120)
+    assert reader.rates_of(["train"], Known(), 2, 4, seconds(180)) is first
     put_attempt(embedded_store, "train", 3, nodes=2, period_s=1.2, since_s=200)
     put_attempt(embedded_store, "train", 4, nodes=2, period_s=1.2, since_s=300)
     assert reader.rates_of(["train"], Known(), 2, 4, seconds(400)).by_nodes[2] < first.by_nodes[2]

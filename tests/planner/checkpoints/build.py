@@ -8,9 +8,8 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-from planner.checkpoints.catalogue import ReadOptions, read_catalogue
+from planner.checkpoints.catalogue import Contents, ReadOptions, read_catalogue
 from planner.checkpoints.checkpoint import Catalogue, Checkpoint, SavedLayout
-from planner.checkpoints.contents import Contents
 
 DATA = Path(__file__).parents[2] / "data" / "checkpoints"
 NOW_NS = 1_700_000_000_000_000_000

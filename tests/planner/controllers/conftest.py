@@ -1,14 +1,19 @@
 """A fake Kubernetes that is served, a client of the real library for it, and a fake Slurm with a job."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lockstep.errors import NotPresent
 from planner.controllers.kubernetes_api import quiet_client
 from tests.planner.controllers.fake_kubernetes import FakeKubernetes, fill, serve
 from tests.planner.controllers.fake_slurm import NODES, RUNNING, SCRIPT, FakeSlurm
+from tests.testbed.slurm import QUICK, LocalSlurm, local_slurm
+
+KILL_WAIT_S = 4  # of the real Slurm
 
 
 @pytest.fixture
@@ -25,6 +30,20 @@ def api(fake: FakeKubernetes) -> Iterator[Any]:
         made = quiet_client(client.Configuration(host=url))
         yield made
         made.rest_client.close()
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSlurm]:
+    """A real Slurm for all tests. Its slurmrestd refuses to run as root or as SlurmUser: only root can start it."""
+    is_root = os.geteuid() == 0
+    folder = tmp_path_factory.mktemp("slurm")
+    try:
+        with local_slurm(folder, extra=QUICK, rest=is_root, kill_wait_s=KILL_WAIT_S) as slurm:
+            if is_root:
+                slurm.start_rest("local", auth="local")
+            yield slurm
+    except NotPresent as missing:
+        pytest.skip(str(missing))
 
 
 @pytest.fixture

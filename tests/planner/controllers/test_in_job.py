@@ -18,8 +18,7 @@ from lockstep.state.leases import Lease
 from lockstep.training.meeting import Meeting, Patience, TrainingOptions
 from planner.assembly import make_controller
 from planner.controllers.in_job import InJobController, InJobOptions
-from planner.controllers.protocol import EVERY_ACT, Controller, InJob, Restart, Shrink
-from planner.controllers.spelling import OwnSpelling
+from planner.controllers.protocol import EVERY_ACT, Controller, InJob, OwnSpelling, Restart, Shrink
 from planner.decide import PlannerOptions, Policy
 from planner.execute import Executor, check_effect
 from planner.service import PlannerService

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -66,8 +65,8 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> Non
 
 def test_a_child_that_left_the_group_and_holds_the_output_does_not_keep_us(tmp_path: Path) -> None:
     note = tmp_path / "pid"
-    stray = f"import os, time; os.setsid(); open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    code, out, _ = run_shell(f'{sys.executable} -c "{stray}" & until [ -s {note} ]; do sleep 0.01; done; echo on')
+    stray = f"setsid sh -c 'echo $$ > {note}; exec sleep 600'"
+    code, out, _ = run_shell(f"{stray} & until [ -s {note} ]; do sleep 0.01; done; echo on")
     os.kill(int(note.read_text()), signal.SIGKILL)
     assert (code, out) == (0, "on\n")
 

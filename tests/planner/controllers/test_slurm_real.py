@@ -9,19 +9,18 @@ from typing import Any
 import pytest
 
 from lockstep.clock import ManualClock
-from lockstep.errors import ControllerDown, HalfDone, NotPresent
+from lockstep.errors import ControllerDown, HalfDone
 from planner.controllers.protocol import JobView, Restart
 from planner.controllers.running import Deadline
 from planner.controllers.slurm import SlurmController
 from planner.controllers.slurm_commands import SlurmCommands, SlurmOptions
-from planner.controllers.slurm_parsing import SlurmNode, parse_jobs, parse_nodes
+from planner.controllers.slurm_jobs import SlurmNode, parse_jobs, parse_nodes
+from tests.planner.controllers.conftest import KILL_WAIT_S
 from tests.planner.controllers.contract import Rig, check_contract
 from tests.testbed.services import wait_until
-from tests.testbed.slurm import QUICK, LocalSlurm, local_slurm
+from tests.testbed.slurm import LocalSlurm
 
 pytestmark = pytest.mark.slow
-
-KILL_WAIT_S = 4
 
 SCRIPT = """\
 #!/bin/sh
@@ -45,15 +44,6 @@ while :; do sleep 0.1; done
 
 class Died(BaseException):
     """The planner's process is gone at this very place."""
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSlurm]:
-    try:
-        with local_slurm(tmp_path_factory.mktemp("slurm"), extra=QUICK, kill_wait_s=KILL_WAIT_S) as slurm:
-            yield slurm
-    except NotPresent as missing:
-        pytest.skip(str(missing))
 
 
 @pytest.fixture
@@ -189,6 +179,7 @@ def test_death_between_scancel_and_sbatch_loses_no_job(
     assert see(options, new).nodes == ("n2", "n3")
 
 
+@pytest.mark.long  # the one below dies later, and sbatch too
 def test_death_right_after_sbatch_submits_nothing_twice(
     slurm: LocalSlurm, options: SlurmOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

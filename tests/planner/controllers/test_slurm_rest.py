@@ -11,7 +11,7 @@ from lockstep.errors import ControllerDown, ControllerRefused
 from planner.controllers.protocol import JobView
 from planner.controllers.slurm import SlurmController
 from planner.controllers.slurm_commands import SlurmOptions
-from planner.controllers.slurm_parsing import SlurmNode
+from planner.controllers.slurm_jobs import SlurmNode
 from planner.controllers.slurm_rest import NOBODY_BEHIND, find_offer, read_errors, read_jobs, read_nodes
 from tests.planner.controllers.fake_slurm import RUNNING, SCRIPT, FakeSlurm, FakeSlurmrestd, recorded, serve
 from tests.planner.controllers.test_slurm import ACTS, NO_KILL_WAIT, ORDER

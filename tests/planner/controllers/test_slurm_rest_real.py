@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.errors import ControllerDown, NotPresent
+from lockstep.errors import ControllerDown
 from planner.controllers.protocol import JobView, Restart
 from planner.controllers.slurm import SlurmController
 from planner.controllers.slurm_commands import SlurmCommands, SlurmOptions
-from planner.controllers.slurm_parsing import SlurmNode
+from planner.controllers.slurm_jobs import SlurmNode
 from planner.controllers.slurm_rest import SlurmRest, Slurmrestd
 from tests.planner.controllers.contract import check_contract
 from tests.planner.controllers.test_slurm_real import (
@@ -22,20 +22,10 @@ from tests.planner.controllers.test_slurm_real import (
     start_training,
 )
 from tests.testbed.services import wait_until
-from tests.testbed.slurm import QUICK, LocalSlurm, local_slurm
+from tests.testbed.slurm import LocalSlurm
 
 # slurmrestd refuses to run as root or as SlurmUser: only root can start it as somebody else.
 pytestmark = [pytest.mark.slow, pytest.mark.needs_root]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSlurm]:
-    try:
-        with local_slurm(tmp_path_factory.mktemp("slurm"), extra=QUICK, rest=True) as slurm:
-            slurm.start_rest("local", auth="local")
-            yield slurm
-    except NotPresent as missing:
-        pytest.skip(str(missing))
 
 
 @pytest.fixture
@@ -65,14 +55,14 @@ def test_slurmrestd_keeps_the_contract(slurm: LocalSlurm, options: SlurmOptions)
 
 
 def test_both_ways_tell_the_same(slurm: LocalSlurm, options: SlurmOptions, tmp_path: Path) -> None:
-    job = start_training(slurm, tmp_path, "--comment=lockstep d-1")
+    job = start_training(slurm, tmp_path, "--comment=lockstep r-1")
     drain_as_somebody_else(slurm, "n3")
     slurm.call("scontrol", "update", "NodeName=n4", "State=DOWN", "Reason=no power")
     rest, commands = open_rest(options), SlurmCommands(options)
     assert without_when(rest.show_nodes()) == without_when(commands.show_nodes())
     assert [each.as_view() for each in rest.view_jobs(job)] == [each.as_view() for each in commands.view_jobs(job)]
-    assert rest.find_marked("d-1") == commands.find_marked("d-1") == job
-    assert rest.find_marked("d-2") is commands.find_marked("d-2") is None
+    assert rest.find_marked("r-1") == commands.find_marked("r-1") == job
+    assert rest.find_marked("r-0") is commands.find_marked("r-0") is None
     assert rest.show_node("n9") is commands.show_node("n9") is None
     assert rest.view_jobs("4711") == commands.view_jobs("4711") == []
     slurm.call("scontrol", "update", "NodeName=n4", "State=RESUME")
@@ -82,10 +72,10 @@ def test_a_job_starts_again_without_the_node(slurm: LocalSlurm, options: SlurmOp
     job = start_training(slurm, tmp_path)
     bare = replace(options, scancel="/nowhere/scancel", squeue="/nowhere/squeue")  # slurmrestd does it by itself
     controller = SlurmController(bare)
-    order = Restart("d-2", job, exclude=("n1",), checkpoint="/ckpt/a,b")
+    order = Restart("r-2", job, exclude=("n1",), checkpoint="/ckpt/a,b")
     new = restart_to_the_end(controller, order, tmp_path)
     assert read_output(tmp_path, new) == ["n[2-3] attempt 0 from /ckpt/a,b with --lr=3e-4"]
-    assert controller.job(new) == JobView(new, "running", ("n2", "n3"), mark="d-2")
+    assert controller.job(new) == JobView(new, "running", ("n2", "n3"), mark="r-2")
     elsewhere = SlurmController(replace(bare, spool=tmp_path / "a planner on another host"))
     assert (elsewhere.restart(order).outcome, elsewhere.restart(order).job) == ("already", new)
 
@@ -95,7 +85,7 @@ def test_without_a_token_slurmrestd_asks_who_we_are(slurm: LocalSlurm, options: 
     address = f"unix://{slurm.door}/local/socket"
     controller = SlurmController(replace(options, rest=address, rest_token_file=None, rest_user="nobody"))
     assert len(controller.nodes()) == 4
-    report = controller.restart(Restart("d-3", job))
+    report = controller.restart(Restart("r-3", job))
     assert report.outcome == "failed"
     assert "Slurm does not allow it to nobody, who must be an operator" in report.what
     assert controller.job(job) == JobView(job, "running", ("n1", "n2"))

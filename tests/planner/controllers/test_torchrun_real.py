@@ -97,47 +97,46 @@ def wait_for_world(directory: Path, world: int, rounds: int) -> None:
     )
 
 
-def test_a_node_leaves_and_comes_back_and_the_job_goes_on(options: TorchrunOptions, tmp_path: Path) -> None:
+def test_nodes_leave_and_come_back_also_the_one_where_agents_meet_and_the_job_goes_on(
+    options: TorchrunOptions, tmp_path: Path
+) -> None:
     controller = TorchrunController(options)
     begun = controller.restart(Restart("d-0", "llm-7"))
     assert begun.outcome == "done", begun
     wait_for_world(tmp_path, 3, 0)
 
     rounds = len(read_rounds(tmp_path))
-    assert controller.isolate("n3", "d-1", "NIC is slow").outcome == "done"
+    report = controller.reattempt("llm-7", "d-1")
+    assert report.outcome == "done", report
+    wait_for_world(tmp_path, 3, rounds)
+    assert controller.reattempt("llm-7", "d-1").outcome == "already"
+    seen = controller.job("llm-7")
+    assert seen is not None
+    assert seen.restarts >= 1
+
+    rounds = len(read_rounds(tmp_path))
+    assert controller.isolate("n3", "d-2", "NIC is slow").outcome == "done"
     wait_for_world(tmp_path, 2, rounds)
     seen = controller.job("llm-7")
     assert seen is not None
     assert (seen.state, seen.nodes, seen.mark) == ("running", ("n1", "n2"), "d-0")
 
     rounds = len(read_rounds(tmp_path))
-    assert controller.release("n3", "d-1").what == "the agent of n3 runs again"
+    assert controller.release("n3", "d-2").what == "the agent of n3 runs again"
     wait_for_world(tmp_path, 3, rounds)
 
     rounds = len(read_rounds(tmp_path))
-    order = Restart("d-2", "llm-7", exclude=("n2",), checkpoint="/ckpt/7")
-    assert controller.restart(order).what == "job llm-7 is started again on n1, n3"
-    wait_for_world(tmp_path, 2, rounds)
-    assert read_rounds(tmp_path)[-1][2] == "/ckpt/7"
-
-
-def test_the_job_outlives_the_node_where_its_agents_meet(options: TorchrunOptions, tmp_path: Path) -> None:
-    controller = TorchrunController(options)
-    assert controller.restart(Restart("d-0", "llm-7")).outcome == "done"
-    wait_for_world(tmp_path, 3, 0)
-
-    rounds = len(read_rounds(tmp_path))
     kill_host(options, tmp_path, "n1")
-    isolated = controller.isolate("n1", "d-1", "no power")
+    isolated = controller.isolate("n1", "d-3", "no power")
     assert isolated.what == "n1, where the agents meet, takes no part in the next start: no power"
-    order = Restart("d-1", "llm-7", exclude=("n1",), checkpoint="/ckpt/8")
+    order = Restart("d-3", "llm-7", exclude=("n1",), checkpoint="/ckpt/8")
     assert controller.restart(order).what == "job llm-7 is started again on n2, n3"
     wait_for_world(tmp_path, 2, rounds)
     assert read_rounds(tmp_path)[-1][2] == "/ckpt/8"
 
     rounds = len(read_rounds(tmp_path))
     (tmp_path / "n1.dead").unlink()
-    assert controller.release("n1", "d-1").what == "the agent of n1 runs again"
+    assert controller.release("n1", "d-3").what == "the agent of n1 runs again"
     wait_for_world(tmp_path, 3, rounds)
 
 
@@ -149,17 +148,3 @@ def kill_host(options: TorchrunOptions, directory: Path, node: str) -> None:
     for pid in (agent.pid, *(worker.pid for worker in agents.find_workers(node))):
         os.kill(pid, signal.SIGKILL)
     (directory / f"{node}.dead").touch()
-
-
-def test_a_reattempt_uses_up_one_restart(options: TorchrunOptions, tmp_path: Path) -> None:
-    controller = TorchrunController(options)
-    assert controller.restart(Restart("d-0", "llm-7", nnodes=2)).outcome == "done"
-    wait_for_world(tmp_path, 2, 0)
-    rounds = len(read_rounds(tmp_path))
-    report = controller.reattempt("llm-7", "d-1")
-    assert report.outcome == "done", report
-    wait_for_world(tmp_path, 2, rounds)
-    assert controller.reattempt("llm-7", "d-1").outcome == "already"
-    seen = controller.job("llm-7")
-    assert seen is not None
-    assert seen.restarts >= 1

@@ -1,5 +1,6 @@
 """Fabrics, flows and probes to order, for tests of plans and of what is known of ports."""
 
+import itertools
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable
@@ -12,16 +13,30 @@ import pyarrow.compute as pc
 from hypothesis import strategies as st
 
 from lockstep.fabrics import dual_plane, fat_tree, leaf_spine, rail_optimised
-from lockstep.records import Path, Probe
+from lockstep.records import HostRecord, Path, Probe
+from lockstep.store.store import Store
+from lockstep.tables import TABLES
 from planner.paths.catalogue import FOLDED, KEY, SILENT
 from planner.paths.demand import KEY as CONNECTION
 from planner.paths.demand import SUMS
 from planner.paths.flows import Flow
 from planner.paths.network import Network, build_network
 from planner.paths.ports import ProbeRequest, count_paths
-from tests.builders import SECOND, T0
+from tests.builders import SECOND, T0, rows
 
 PORT = 0xC000
+_tokens = itertools.count()
+
+
+def insert(store: Store, *records: HostRecord) -> None:
+    for table in TABLES:
+        mine = [record for record in records if type(record) is table.record]
+        if mine:
+            store.insert(table, rows(*mine), token=f"paths/{next(_tokens)}")
+
+
+def in_order(table: pa.Table) -> list[dict[str, Any]]:
+    return sorted(table.to_pylist(), key=repr)
 
 
 def probe(second: float = 0, via: str = "spine0", **fields: Any) -> Probe:

@@ -1,7 +1,9 @@
 """The catalogue keeps the ports whose path is known and good, says how sure it is, and why others are not in it."""
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from lockstep.arrow import rows_of
 from lockstep.fabrics import fat_tree, leaf_spine
 from lockstep.records import Path, Probe
+from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.topology import Link, Topology, TopologyIndex, checked
 from planner.paths.catalogue import (
@@ -19,10 +22,13 @@ from planner.paths.catalogue import (
     Circumstances,
     build_catalogue,
     doubt_changed,
+    read_catalogue,
+    read_paths,
+    read_probes,
     recall_catalogue,
 )
 from tests.builders import SECOND, T0
-from tests.planner.paths.build import PORT, entry, fold_probes, lost, probe
+from tests.planner.paths.build import PORT, entry, fold_probes, in_order, insert, lost, probe
 
 FABRIC = leaf_spine(hosts=4, nics_per_host=1, leaves=2, spines=2)
 WAY = ["h0/eth0--leaf0", "leaf0--spine0", "leaf1--spine0", "h2/eth0--leaf1"]
@@ -207,3 +213,88 @@ def test_what_changed_since_is_the_last_change_between_the_ends() -> None:
         (TREE, {"gone": T0}, 0, ""),
     ):
         assert Changes(topology, changed_ns).since(seen_port("h0", "h15", seen_ns)) == expected
+
+
+def test_probes_fold_in_the_store_as_they_do_outside(embedded_store: Store) -> None:
+    """Ports are lost, move, come back and fall silent, all at different times."""
+    rng = np.random.default_rng(1)
+    rtts = [int(value) if value > 30 else None for value in rng.integers(0, 100, 180)]
+    paths = rng.choice(["spine0", "spine0", "spine0", "spine1", "*"], 180).tolist()
+    ports = (PORT + rng.integers(0, 18, 180)).tolist()
+    probes = [
+        probe(index / 20, path, sport=port, rtt_ns=rtt_ns)
+        for index, (path, port, rtt_ns) in enumerate(zip(paths, ports, rtts, strict=True))
+    ]
+    insert(embedded_store, *probes)
+    assert in_order(read_probes(embedded_store, T0, T0 + 10 * SECOND)) == in_order(fold_probes(*probes))
+
+
+_WAY = ["leaf0", "spine0", "leaf1"]
+_FOLDS: dict[str, tuple[list[Probe], dict[str, Any]]] = {
+    "probes that agree are counted": (
+        [probe(second) for second in range(5)],
+        {"route": _WAY, "agreed": 5, "differing": 0, "returned": 0, "lost": 0, "lost_since": 0}
+        | {"seen_ns": T0 + 4 * SECOND, "tried_ns": T0 + 4 * SECOND},
+    ),
+    "a later probe contradicts all before": (
+        [probe(3, "spine1"), probe(1), probe(0)],
+        {"route": ["leaf0", "spine1", "leaf1"], "agreed": 1, "differing": 2},
+    ),
+    "losses before the route was taken do not count against it": (
+        [probe(0), lost(1), lost(2), probe(3, "spine1"), lost(4), probe(5, "spine1")],
+        {"agreed": 2, "lost": 1, "lost_since": 0},
+    ),
+    "a route that came back is told from a new one": (
+        [probe(0), probe(1), probe(2, "spine1"), probe(3)],
+        {"agreed": 1, "differing": 1, "returned": 2},
+    ),
+    "losses at the end are counted apart": (
+        [lost(0), probe(1), lost(2), lost(3)],
+        {"lost": 2, "lost_since": 2, "agreed": 1, "seen_ns": T0 + SECOND, "tried_ns": T0 + 3 * SECOND},
+    ),
+    "routes with silent hops are no routes": (
+        [probe(0, "*"), probe(1, hops=[])],
+        {"route": [], "agreed": 0, "seen_ns": 0, "lost_since": 0},
+    ),
+    "a port that never answered has the route that was lost": (
+        [lost(0), lost(1)],
+        {"route": _WAY, "agreed": 0, "lost": 2, "lost_since": 2, "seen_ns": 0, "tried_ns": T0 + SECOND},
+    ),
+    "an answer tells more of the route than a later loss": ([probe(0), lost(1, via="spine1")], {"route": _WAY}),
+}
+
+
+def test_probes_of_a_port_fold_into_its_newest_route_and_how_well_that_is_borne_out(embedded_store: Store) -> None:
+    for number, (probes, _) in enumerate(_FOLDS.values()):
+        insert(embedded_store, *(replace(each, sport=PORT + number) for each in probes))
+    folded = {row["sport"] - PORT: row for row in read_probes(embedded_store, T0, T0 + 10 * SECOND).to_pylist()}
+    for number, (name, (_, expected)) in enumerate(_FOLDS.items()):
+        assert {key: folded[number][key] for key in expected} == expected, name
+
+
+def test_ports_destinations_and_protocols_are_kept_apart(embedded_store: Store) -> None:
+    insert(embedded_store, probe(), probe(sport=PORT + 1), probe(proto="tcp"), probe(dst="h3"), probe(1), lost(20))
+    assert sorted(read_probes(embedded_store, T0, T0 + 10 * SECOND)["agreed"].to_pylist()) == [1, 1, 1, 2]
+    earlier = read_probes(embedded_store, T0, T0 + SECOND).to_pylist()
+    assert {(row["agreed"], row["lost"], row["tried_ns"]) for row in earlier} == {(1, 0, T0)}
+
+
+def test_the_newest_row_of_a_path_is_read(embedded_store: Store) -> None:
+    newer = entry("spine1", seen_ns=T0 + 1, dst=None, dst_nic="h2/eth0")
+    insert(embedded_store, entry(), newer, entry(sport=PORT + 1, seen_ns=T0 - 1))
+    (row,) = read_paths(embedded_store, T0, T0 + 10 * SECOND).to_pylist()
+    assert Path(**row) == entry("spine1", seen_ns=T0 + 1)
+
+
+def test_the_catalogue_is_made_of_paths_and_probes(embedded_store: Store) -> None:
+    topology = leaf_spine(hosts=4, nics_per_host=1, leaves=2, spines=2)
+    empty = read_catalogue(embedded_store, Circumstances(topology, T0 + 10 * SECOND))
+    assert (empty.paths, empty.left_out) == ((), ())
+    insert(embedded_store, entry(), entry(sport=PORT + 1), probe(1, "spine1"), probe(2, sport=PORT + 2))
+    insert(embedded_store, *(lost(3 + index, sport=PORT + 2) for index in range(3)))
+    found = read_catalogue(embedded_store, Circumstances(topology, T0 + 10 * SECOND))
+    assert [(path.sport, path.links[1]) for path in found.paths] == [
+        (PORT, "leaf0--spine1"),
+        (PORT + 1, "leaf0--spine0"),
+    ]
+    assert [(each.path.sport, each.why) for each in found.left_out] == [(PORT + 2, "dead")]

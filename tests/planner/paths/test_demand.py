@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from lockstep.arrow import schema_of
 from lockstep.fabrics import dual_plane, leaf_spine
 from lockstep.records import Comm, Connection, HostRecord, TransferStat
+from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME, TABLES
 from lockstep.topology import Nic, Topology, TopologyIndex
-from planner.paths.demand import Demand, DemandFacts, WiringBook, find_demand
+from planner.paths import demand
+from planner.paths.demand import SUMS, Demand, DemandFacts, WiringBook, find_demand, read_demand
 from planner.paths.flows import place_flows
 from planner.paths.network import build_network
 from simulator.operations import Operation
@@ -21,11 +23,12 @@ from simulator.scenario import Scenario, build_topology, find_scenario
 from simulator.simulation import Simulation
 from simulator.telemetry import Identity, Rows, SimulatedTelemetry
 from tests.builders import SECOND, T0, make, rows
-from tests.planner.paths.build import sum_stats
+from tests.planner.paths.build import in_order, insert, sum_stats
 from tests.tiers import long_except
 
 GBIT = 125_000_000  # bytes
 WINDOW_S = 10
+END = T0 + WINDOW_S * SECOND
 FABRIC = TopologyIndex(leaf_spine(hosts=4, nics_per_host=2, leaves=2, spines=2))  # 400 Gbit/s
 
 
@@ -36,10 +39,9 @@ def table_of(kind: type[HostRecord], records: list[HostRecord]) -> pa.Table:
 
 
 def facts_of(*records: HostRecord, topology: TopologyIndex = FABRIC) -> DemandFacts:
-    end_ns = T0 + WINDOW_S * SECOND
-    sums = sum_stats(table_of(TransferStat, list(records)), T0, end_ns)
+    sums = sum_stats(table_of(TransferStat, list(records)), T0, END)
     reported = list(records)
-    return DemandFacts(table_of(Comm, reported), table_of(Connection, reported), sums, T0, end_ns, topology)
+    return DemandFacts(table_of(Comm, reported), table_of(Connection, reported), sums, T0, END, topology)
 
 
 def find(*records: HostRecord, **options: float) -> Demand:
@@ -311,3 +313,67 @@ def test_a_connection_told_again_with_more_is_still_one(exact: dict[str, int]) -
     if "sport" in exact:
         assert len(ends(*BOTH, wire(0, 1, sport=50_000), wire(0, 1, sport=50_000, lqpn=9))) == 1
         assert len(ends(*BOTH, wire(0, 1, sport=50_000), wire(0, 1, sport=50_001))) == 2
+
+
+def test_flows_from_the_store_are_those_of_the_same_rows(store: Store) -> None:
+    reported = [
+        *MEMBERS,
+        *sends(0, 1, gbps=30, nic="eth0", transport="ib", wire_ns=SECOND // 4),
+        *sends(0, 1, gbps=10, nic="eth0", transport="ib", wire_ns=SECOND // 4, func="Broadcast"),
+        *sends(1, 0, gbps=40, nic="eth1", direction="recv"),
+        *sends(2, 3, gbps=50, seconds=3, nic=None),
+        *sends(2, 3, gbps=50, seconds=3, nic=None, func="Broadcast"),
+        *sends(3, 2, gbps=50, nic="eth0", seconds=4),
+        *sends(3, 2, gbps=50, nic="eth1")[4:],
+        *sends(2, -1, gbps=50),
+        wire(0, 1, nic="eth0", lqpn=4, sport=50_000),
+        wire(0, 1, nic="eth0", lqpn=5, sport=50_001),
+        wire(1, 0, nic="eth1", direction="recv"),
+    ]
+    insert(store, *reported)
+    found = find_demand(read_demand(store, FABRIC, T0, END))
+    assert found == find_demand(facts_of(*reported))
+    assert [(flow.src, flow.dst) for flow in found.flows] == [
+        ("h0/eth0", "h1/eth1"),
+        ("h0/eth0", "h1/eth1"),
+        ("h2", "h3"),
+        ("h3/eth1", "h2"),
+    ]
+    assert found.flows[2].duty == pytest.approx(0.3)
+
+
+def test_only_seconds_of_the_window_count_and_of_jobs_that_send_nothing_nothing_is_read(
+    embedded_store: Store,
+) -> None:
+    insert(embedded_store, *MEMBERS, wire(0, 1))
+    facts = read_demand(embedded_store, FABRIC, T0, END)
+    assert (facts.members.num_rows, facts.connections.num_rows, facts.sums.num_rows) == (0, 0, 0)
+    assert find_demand(facts).flows == []
+    insert(embedded_store, *sends(0, 1, gbps=40))
+    (flow,) = find_demand(read_demand(embedded_store, FABRIC, T0 + 5 * SECOND, END + 5 * SECOND)).flows
+    assert flow.gbps * flow.duty == pytest.approx(20.0)
+
+
+def test_with_too_many_sends_the_largest_are_kept_and_it_is_said(
+    embedded_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demand, "MOST_SENDS", 1)
+    insert(embedded_store, *MEMBERS, *sends(0, 1, gbps=40), *sends(2, 3, gbps=41))
+    found = find_demand(read_demand(embedded_store, FABRIC, T0, END))
+    assert [flow.src for flow in found.flows] == ["h2"]
+    assert found.left_out[0].startswith("more than 1 ends of connections")
+
+
+def test_a_simulated_job_is_found_through_the_store(embedded_store: Store) -> None:
+    scenario = find_scenario("nic-both-healthy-ib")
+    telemetry = SimulatedTelemetry(Simulation(scenario, seed=3), Identity("train", T0))
+    reported = telemetry.advance(T0 + 5 * SECOND)
+    for name in ("comms", "connections", "transfer_stats"):
+        embedded_store.insert(TABLE_BY_NAME[name], reported[name], token=f"demand/{name}")
+    end_ns = telemetry.watermark_ns
+    facts = read_demand(embedded_store, TopologyIndex(build_topology(scenario.cluster)), T0, end_ns)
+    names = [*demand.KEY, *SUMS]
+    assert in_order(facts.sums.select(names)) == in_order(
+        sum_stats(reported["transfer_stats"], T0, end_ns).select(names)
+    )
+    assert len(find_demand(facts).flows) == reported["connections"].num_rows // 2

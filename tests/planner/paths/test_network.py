@@ -8,7 +8,7 @@ import pytest
 from lockstep.errors import BadInput
 from lockstep.fabrics import fat_tree, leaf_spine
 from lockstep.topology import Link, Node, Topology, TopologyIndex
-from planner.paths.flow_paths import FlowPaths
+from planner.paths.flows import FlowPaths
 from planner.paths.network import build_network, find_directed_links, with_rates, without
 from planner.paths.planning import plan_paths
 from tests.planner.paths.build import flows_between

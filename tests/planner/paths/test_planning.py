@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from benchmarks.paths_score import build_program, solve_fraction
 from lockstep.fabrics import FabricOptions, dual_plane, fat_tree, leaf_spine
 from planner.paths.colouring import colour_evenly
-from planner.paths.flow_paths import UNPLACED, FlowPaths, choose_by_chance
-from planner.paths.flows import Flow, place_flows
-from planner.paths.forecast import forecast, predict_ratio
+from planner.paths.flows import UNPLACED, Flow, FlowPaths, choose_by_chance, place_flows
 from planner.paths.network import Network, build_network, with_rates, without
 from planner.paths.planning import PathPlan, PlanOptions, plan_paths
+from planner.paths.traffic import forecast, predict_ratio
 from tests.planner.paths.build import broken, flows_between, networks, some_flows
 from tests.tiers import long_except
+
+WIDE = build_network(leaf_spine(hosts=16, nics_per_host=2, leaves=4, spines=4))
 
 
 def loads_by_hand(plan: PathPlan) -> np.ndarray:
@@ -27,52 +28,39 @@ def loads_by_hand(plan: PathPlan) -> np.ndarray:
     return load
 
 
-@given(networks(), st.integers(0, 60), st.integers(0, 999))
-def test_loads_are_those_of_the_paths_and_nothing_goes_over_a_dead_link(
-    network: Network, count: int, seed: int
+@given(networks(), st.integers(0, 60), st.integers(0, 999), st.booleans())
+def test_plan_is_the_same_each_time_sound_and_at_most_one_flow_above_what_is_needed(
+    network: Network, count: int, seed: int, are_equal: bool
 ) -> None:
-    many = len(network.ports) > 1
-    plan = plan_paths(network, some_flows(network, count if many else 0, seed, (100.0, 25.0)))
+    flows = some_flows(
+        network, count if len(network.ports) > 1 else 0, seed, (100.0,) if are_equal else (100.0, 25.0)
+    )
+    plan = plan_paths(network, flows)
     assert np.allclose(plan.load, loads_by_hand(plan))
     assert not plan.load[network.gbps <= 0].any()
-    has_road = (plan.height == 0) | (plan.spine != UNPLACED)
-    assert has_road.tolist() == (plan.height >= 0).tolist()
-
-
-@given(networks(), st.integers(1, 60), st.integers(0, 999))
-def test_equal_flows_are_at_most_one_above_what_whole_flows_need_at_least(
-    network: Network, count: int, seed: int
-) -> None:
-    plan = plan_paths(network, some_flows(network, count if len(network.ports) > 1 else 0, seed))
-    slowest = network.gbps[network.fabric & (network.gbps > 0)].min(initial=np.inf)
-    assert plan.bound <= plan.highest_use * (1 + 1e-9)
-    # The closed form may lie far below where links are missing: what leads nowhere counts as room there.
-    fraction = (
-        solve_fraction(build_program(FlowPaths(network, plan.flows)), limit_s=60.0) if plan.highest_use else 0.0
-    )
-    assert fraction is not None
-    assert plan.highest_use <= max(plan.bound, fraction) + 2 * 100.0 / slowest  # rounded up, and one more
-
-
-@given(networks(), st.integers(1, 60), st.integers(0, 999))
-def test_a_plan_is_the_same_each_time(network: Network, count: int, seed: int) -> None:
-    flows = some_flows(network, count if len(network.ports) > 1 else 0, seed)
-    first, second = plan_paths(network, flows), plan_paths(network, flows)
-    assert np.array_equal(first.spine, second.spine)
-    after = plan_paths(network, flows, first)
+    has_path = (plan.height == 0) | (plan.spine != UNPLACED)
+    assert has_path.tolist() == (plan.height >= 0).tolist()
+    assert np.array_equal(plan.spine, plan_paths(network, flows).spine)
+    after = plan_paths(network, flows, plan)
     assert (after.must_move, after.may_move) == (0, 0)
-    assert np.array_equal(first.spine, after.spine), "nothing moves when nothing changed"
+    assert np.array_equal(plan.spine, after.spine), "nothing moves when nothing changed"
+    assert plan.bound <= plan.highest_use * (1 + 1e-9)
+    if are_equal:
+        # The closed form may lie far below where links are missing: what leads nowhere counts as room there.
+        program = build_program(FlowPaths(network, plan.flows)) if plan.highest_use else None
+        fraction = solve_fraction(program, limit_s=60.0) if program else 0.0
+        assert fraction is not None
+        slowest = network.gbps[network.fabric & (network.gbps > 0)].min(initial=np.inf)
+        assert plan.highest_use <= max(plan.bound, fraction) + 2 * 100.0 / slowest  # rounded up, and one more
 
 
 @given(st.integers(0, 999), st.integers(0, 999), st.sampled_from((0.0, 0.05, 0.5)))
 def test_what_need_not_move_stays_up_to_the_bound(seed: int, link: int, most_moved: float) -> None:
-    network = build_network(leaf_spine(hosts=16, nics_per_host=2, leaves=4, spines=4))
-    before = plan_paths(network, some_flows(network, 120, seed))
-    after = plan_paths(
-        broken(network, 1, 1, link), some_flows(network, 120, seed), before, PlanOptions(most_moved=most_moved)
-    )
+    network, flows = WIDE, some_flows(WIDE, 60, seed)
+    before = plan_paths(network, flows)
+    after = plan_paths(broken(network, 1, 1, link), flows, before, PlanOptions(most_moved=most_moved))
     moved = int((before.spine != after.spine).sum())
-    assert after.may_move <= int(most_moved * 120)
+    assert after.may_move <= int(most_moved * len(flows))
     assert moved <= after.must_move + after.may_move
     if not most_moved:
         assert moved == after.must_move
@@ -87,7 +75,7 @@ def test_flows_that_came_and_went_do_not_move_the_others() -> None:
     assert after.highest_use == 0.25
 
 
-@pytest.mark.parametrize("case", long_except([(8, 128), (8, 1000)], [(8, 128), (8, 1000), (16, 1024), (16, 8192)]))
+@pytest.mark.parametrize("case", long_except([(8, 128)], [(8, 128), (8, 1000), (16, 1024), (16, 8192)]))
 def test_rings_on_an_intact_fat_tree_reach_the_integer_optimum(case: tuple[int, int]) -> None:
     k, count = case
     network = build_network(fat_tree(k))
@@ -104,7 +92,7 @@ def test_rings_on_an_intact_fat_tree_reach_the_integer_optimum(case: tuple[int, 
 @pytest.mark.parametrize("seed", long_except([0], range(2)))
 def test_rings_around_missing_and_slow_links_are_within_one_flow_of_the_bound(seed: int) -> None:
     whole = build_network(leaf_spine(hosts=64, nics_per_host=4, leaves=16, spines=8))
-    for dead, slow in ((6, 0), (0, 6), (6, 6)):
+    for dead, slow in ((6, 6),) if seed == 0 else ((6, 0), (0, 6), (6, 6)):
         network = broken(whole, dead, slow, seed)
         plan = plan_paths(network, some_flows(network, 1024, seed))
         assert plan.highest_use * 4 <= np.ceil(plan.bound * 4 - 1e-9) + 1

@@ -178,7 +178,7 @@ def test_after_a_link_died_every_flow_has_a_port_around_it() -> None:
     assert all(choice.port == held[choice.flow] for choice in stayed if choice.is_needed)
 
 
-@pytest.mark.parametrize("paths", [2, 4, 16])
+@pytest.mark.parametrize("paths", [2, 16])
 def test_so_many_ports_meet_all_paths_as_often_as_promised(paths: int) -> None:
     ports = count_ports(paths, coverage=0.99)
     rng = np.random.default_rng(5)

@@ -8,8 +8,7 @@ import pytest
 
 from lockstep.errors import BadInput
 from lockstep.fabrics import FabricOptions, fat_tree, leaf_spine
-from planner.paths.advice import advise_nccl, count_crossings, order_hosts
-from planner.paths.network import build_network, without
+from planner.paths.network import advise_nccl, build_network, count_crossings, order_hosts, without
 from planner.paths.planning import plan_paths
 from planner.paths.report import draw_loads, explain, from_json, to_json
 from tests.planner.paths.build import flows_between, some_flows

@@ -9,6 +9,7 @@ import torch
 from lockstep.in_job import Effect, Generation, JobFolder
 from tests.testbed.training.jobs import Fault, TrainingJob, TrainingRun, run_jobs
 from tests.testbed.training.replica_program import loss_of, make_model
+from tests.tiers import long_except
 from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.slow
@@ -26,6 +27,7 @@ FAULTS = {
     "stopped and back": (Fault(replica=2, step=2, after=1, kind="stop", back=True),),
     "two killed": (Fault(replica=2, step=1, after=1), Fault(replica=0, step=3)),
 }
+KEPT = {"killed between two buckets", "stopped and ordered out", "killed and back, while another one hangs"}
 OPTIONS = {
     "stopped and ordered out": {"silence_s": LIMIT_S},  # nobody would give it up by himself
     "killed and back, while another one hangs": {"answer_s": 2.0},
@@ -36,12 +38,15 @@ Runs = Mapping[str, tuple[TrainingJob, TrainingRun]]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """All jobs, one after the other."""
+def runs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Runs:
+    """All jobs of the tier, one after the other."""
     folder = tmp_path_factory.mktemp("replicas")
+    mine = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    chosen = {item.callspec.params.get("name") for item in mine}
     jobs = {
         name: TrainingJob(folder=folder / str(number), faults=faults, options=OPTIONS.get(name, {}))
         for number, (name, faults) in enumerate(FAULTS.items())
+        if name in chosen
     }
     done = run_jobs(list(jobs.values()), LIMIT_S)
     return {name: (jobs[name], run) for name, run in zip(jobs, done, strict=True)}
@@ -62,7 +67,7 @@ def plain() -> tuple[list[float], dict[str, torch.Tensor]]:
     return losses, model.state_dict()
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", long_except(KEPT, FAULTS))
 def test_losses_and_parameters_are_those_of_plain_torch(
     runs: Runs, name: str, plain: tuple[list[float], dict[str, torch.Tensor]]
 ) -> None:
@@ -77,7 +82,7 @@ def test_losses_and_parameters_are_those_of_plain_torch(
         assert max(differences.values()) < TOLERANCE, (name, differences)
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", long_except(KEPT, FAULTS))
 def test_no_step_is_done_again_and_the_others_wait_for_nobody_who_is_lost(runs: Runs, name: str) -> None:
     job, run = runs[name]
     for fault in job.faults:

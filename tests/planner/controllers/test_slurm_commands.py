@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from lockstep.clock import NS_PER_S
-from planner.controllers.slurm_parsing import SlurmTimes
-from planner.controllers.slurm_restarting import LOOKED, SUBMITTING, judge_arrival
+from planner.controllers.slurm_commands import LOOKED, SUBMITTING, judge_arrival
+from planner.controllers.slurm_jobs import SlurmTimes
 
 TIMES = SlurmTimes()
 
