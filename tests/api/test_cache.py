@@ -9,10 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pyarrow as pa
 import pytest
 
+from api import auth as cache_module
 from api import cache
-from api import token_cache as cache_module
+from api.auth import LIFE_S, TokenCache
 from api.cache import Refreshed, SingleFlight
-from api.token_cache import LIFE_S, TokenCache
 from lockstep.batches import DetailRequest
 from lockstep.clock import NS_PER_S, ManualClock
 from lockstep.errors import ControlAway, StoreAway

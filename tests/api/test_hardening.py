@@ -9,8 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from api.capture_check import check_capture
-from api.captures import _check_past
-from api.replaying import _MOST_VERDICTS, _read_verdicts
+from api.captures import _MOST_VERDICTS, _check_past, _read_verdicts
 from api.routes import stream
 from lockstep.capture.files import Capture, CaptureInfo, dump_info, pack
 from lockstep.config import Settings

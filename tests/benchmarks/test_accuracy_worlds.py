@@ -12,8 +12,7 @@ from benchmarks.accuracy_chain import Chain
 from benchmarks.accuracy_faults import KINDS
 from benchmarks.accuracy_score import Hit, Named, Score, score
 from benchmarks.accuracy_table import figures_of_worlds
-from benchmarks.accuracy_truth import Facts, Step, find_truth
-from benchmarks.accuracy_twins import find_twins
+from benchmarks.accuracy_truth import Facts, Step, find_truth, find_twins
 from benchmarks.accuracy_worlds import World, draw_world
 from lockstep.verdict import Side
 from simulator.faults import parse_fault
