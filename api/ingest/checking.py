@@ -1,8 +1,8 @@
 """Looks at batches before they are logged, and whose word they are.
 
 Many at a time, because looking costs per column and not per row. One thread does it: more would not be faster, as
-each of the hundreds of small steps takes the lock of the interpreter again, and forty that wait for it make each other
-slow.
+each of the hundreds of small steps takes the lock of the interpreter again, and forty that wait for it make each
+other slow.
 """
 
 import queue

@@ -119,6 +119,7 @@ def test_blanks_make_no_second_caller(tmp_path: Path) -> None:
         assert asked == [200, 200, 200, 429]
 
 
+@pytest.mark.slow
 def test_small_archive_that_unpacks_to_gigabytes_is_refused_in_another_process(tmp_path: Path) -> None:
     folder = tmp_path / "capture"
     folder.mkdir()

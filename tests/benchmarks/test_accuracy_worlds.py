@@ -37,7 +37,7 @@ def test_world_is_the_same_however_many_are_drawn_and_in_which_order() -> None:
 
 
 def test_worlds_span_what_was_asked_for() -> None:
-    worlds = [draw_world(5, number) for number in range(400)]
+    worlds = [draw_world(9, number) for number in range(91)]
     scenarios = [world.scenario for world in worlds]
     assert {world.kind for world in worlds} == set(KINDS)
     assert {each.cluster.nics_per_host for each in scenarios} == {1, 2, 4, 8}

@@ -59,9 +59,8 @@ def test_nearest_tests_come_first(tree: Path) -> None:
     assert find_tests(tree, "part/deep/other.py") == ["tests/part"]
 
 
-@pytest.mark.parametrize(
-    ("before", "outcome"), [("value > 3", "killed"), pytest.param("9", "survived", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "outcome"), [("value > 3", "killed"), ("9", "survived")])
 def test_only_a_mutant_that_a_test_fails_on_is_killed(tree: Path, before: str, outcome: str) -> None:
     file = tree / "part" / "clip.py"
     source = file.read_text()
