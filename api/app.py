@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 from prometheus_client import CollectorRegistry
 
+from api.auth import TokenCache
 from api.cache import TtlCache
 from api.dashboard import cluster as cluster_pages
 from api.dashboard import incidents as incident_pages
@@ -42,7 +43,6 @@ from api.routes.incidents import IncidentFastPath
 from api.routes.ingest import IngestFastPath
 from api.routes.stream import ChangeFeed
 from api.store_slots import GuardedStore, StoreSlots
-from api.token_cache import TokenCache
 from api.views.checkpoints import open_folders
 from api.views.incidents import IncidentPages
 from api.views.matrix import MatrixCache

@@ -11,11 +11,10 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.auth import LOGIN, SESSION_COOKIE, TOKEN_PREFIX
+from api.auth import LOGIN, SESSION_COOKIE, TOKEN_PREFIX, TokenCache
 from api.middleware import STATIC
 from api.oidc import OidcVerifier
 from api.problems import problem
-from api.token_cache import TokenCache
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.config import Settings
 from lockstep.errors import ControlAway, NotAllowed

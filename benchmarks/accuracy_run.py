@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 from analyzer.diagnosis import diagnose
 from analyzer.pipeline import FollowOptions
 from benchmarks.accuracy_score import Case, Named, healthy_until_s, named_of
-from benchmarks.accuracy_truth import Facts, Known, find_truth
-from benchmarks.accuracy_twins import find_twins
+from benchmarks.accuracy_truth import Facts, Known, find_truth, find_twins
 from benchmarks.accuracy_worlds import World, draw_world
 from lockstep.capture.exchange import load_capture
 from lockstep.capture.files import read_capture

@@ -1,16 +1,17 @@
-"""lockstep collect: the agent on a training host."""
+"""lockstep collect and host: the agent on a training host, and whether it can tell what verdicts are made of."""
 
 import os
 import signal
 import socket
 import threading
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 
 import structlog
 import typer
 
-from cli.setup import settings_of
+from cli.setup import AsJson, configure_logging, out, settings_of
 from collector.agent import CollectorAgent
 from collector.lean import leave_out_pandas
 from collector.metrics import serve_metrics
@@ -22,11 +23,12 @@ from collector.shipping import BatchQueue, Checkpoints, Destination, GatewayClie
 from collector.spool import Spool
 from lockstep.clock import Clock, SystemClock
 from lockstep.config import Settings, read_secret
-from lockstep.errors import BadInput, NotPresent
+from lockstep.errors import BadInput, LockstepError, NotPresent
 from lockstep.sections import CollectorSettings
 from lockstep.topology import load_topology
 
 _log = structlog.get_logger("collect")
+app = typer.Typer(no_args_is_help=True, help="Whether a training host can tell what verdicts are made of.")
 
 
 def command(context: typer.Context) -> None:
@@ -127,3 +129,27 @@ def _queue(settings: CollectorSettings, directory: Path) -> tuple[BatchQueue, Ch
         return MemoryQueue(memory_bytes), {}
     spool = Spool(directory, settings.spool_mb << 20, memory_bytes)
     return spool, spool.checkpoints
+
+
+@app.callback()
+def _named() -> None:
+    """Keep the name of the one command."""
+
+
+@app.command("check")
+def check(context: typer.Context, as_json: AsJson = False) -> None:
+    """Look at head node, token, clock, plugin and sources, as the user and with the settings of the collector."""
+    settings = settings_of(context).collector
+    configure_logging("error")  # what sources have to say is among the checks
+    host = settings.host or socket.gethostname().split(".", 1)[0]
+    from collector.check import Check, check_host  # with httpx, which an agent that runs for months does without
+
+    checks: list[Check] = []
+    for found in check_host(host, settings, SystemClock()):
+        checks.append(found)
+        if not as_json:
+            out.print(f"{found.state:8} {found.name:12} {found.message}", highlight=False)
+    if as_json:
+        out.print_json(data=[asdict(found) for found in checks])
+    if failed := [found.name for found in checks if found.state == "failed"]:
+        raise LockstepError(f"{host} is not ready: mend {', '.join(dict.fromkeys(failed))}")

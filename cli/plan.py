@@ -13,8 +13,7 @@ from rich.table import Table as Picture
 from cli.setup import AsJson, err, out
 from lockstep.errors import BadInput
 from lockstep.pipeline.comparing import Comparison, compare, draw_schedule
-from lockstep.pipeline.schedule import Schedule, Shape, Times, Worker, unit_times
-from lockstep.pipeline.schedule_file import pack_schedule
+from lockstep.pipeline.schedule import Schedule, Shape, Times, Worker, pack_schedule, unit_times
 from lockstep.topology import load_topology
 from planner.allocation.allocate import Allocation, plan_allocation
 from planner.allocation.cluster import apply, parse_event

@@ -1,12 +1,13 @@
-"""Looks at batches before they are logged: many at a time, because looking costs per column and not per row.
+"""Looks at batches before they are logged, and whose word they are.
 
-One thread does it. More would not be faster, as each of the hundreds of small steps takes the interpreter's lock
-again, and forty of them waiting for it make each other slow.
+Many at a time, because looking costs per column and not per row. One thread does it: more would not be faster, as
+each of the hundreds of small steps takes the lock of the interpreter again, and forty that wait for it make each
+other slow.
 """
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -14,18 +15,47 @@ from itertools import accumulate
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from api.ingest.bounds import Tally, check_bounds
 from api.ingest.log import Entry
 from lockstep.arrow import schema_of
 from lockstep.batches import Pieces, Shape, check_rows, join, read_batch
+from lockstep.bounds import BOUNDS, find_breach
+from lockstep.clock import NS_PER_S
 from lockstep.errors import BadBatch, GatewayFull
 from lockstep.tables import TABLE_BY_NAME
+from lockstep.topology import lies_on
 
 _GROUP = 128  # batches looked at together at most
 _GATHER_S, _POLLS = 0.05, 5  # how long, and how often while more come: agents send every two seconds and do not mind
 _GROUP_BYTES = 8 << 20  # as they came; unpacked they may take sixteen times that
 
 Rows = Mapping[Shape, pa.Table]  # checked, each in its table's exact schema
+_MINUTE_NS = 60 * NS_PER_S
+OWN_SOURCE = "gateway"  # of events: what we say ourselves, and nobody else
+_OF_PEERS = pa.array(["probe_silent", "probe_refused"])  # who was probed; no verdict rests on it
+
+
+@dataclass
+class Tally:
+    """Counts what hosts tell of, minute by minute; one thread does so."""
+
+    _minute: int = 0
+    _seen: dict[tuple[str, str], set[object]] = field(default_factory=dict)  # by host and what is counted
+
+    def count(self, rows: Mapping[Shape, pa.Table], now_ns: int) -> dict[str, BadBatch]:
+        """Return the hosts that tell of too many jobs or communicators, and how to say so."""
+        if now_ns // _MINUTE_NS != self._minute:
+            self._minute, self._seen = now_ns // _MINUTE_NS, {}
+        over, told_before = {}, set(self._seen)
+        for host, what, subject in _subjects_of(rows):
+            seen, most = self._seen.setdefault((host, what), set()), getattr(BOUNDS, what)
+            if len(seen) < most:
+                seen.add(subject)
+            elif subject not in seen:
+                # Taken in another minute, unless it is too much by itself: agents drop what has status 400.
+                status = 429 if (host, what) in told_before else 400
+                problem = f"{host} reports more than {most} {what} in a minute"
+                over[host] = BadBatch(problem, slug="too-many", status=status)
+        return over
 
 
 @dataclass(frozen=True)
@@ -239,3 +269,37 @@ def _check_host(name: str, rows: pa.Table, host: str) -> None:
     if foreign >= 0:
         problem = f"{name}, row {foreign}: this token is for {host}, the row is from {rows['host'][foreign]}"
         raise BadBatch(problem, slug="wrong-host", status=403)
+
+
+def check_bounds(name: str, rows: pa.Table, now_ns: int, fabric_hosts: Collection[str] = ()) -> None:
+    """Raise BadBatch for rows that no honest agent sends; some hosts may tell of the fabric, too."""
+    if problem := find_breach(name, rows, now_ns):
+        raise BadBatch(problem)
+    if name == "events":
+        _check_whose(rows, fabric_hosts)
+    elif name == "fabric_counters" and (strange := set(pc.unique(rows["host"]).to_pylist()) - set(fabric_hosts)):
+        problem = f"fabric_counters: {min(strange)} reports on switches, which needs a token of scope fabric"
+        raise BadBatch(problem, slug="wrong-scope", status=403)
+
+
+def _check_whose(rows: pa.Table, fabric_hosts: Collection[str]) -> None:
+    """Refuse what a host says of a part of another, or in our name."""
+    if pc.any(pc.equal(rows["source"], OWN_SOURCE)).as_py():
+        raise BadBatch(f"events: only the gateway itself is the source {OWN_SOURCE}")
+    rows = rows.filter(pc.invert(pc.is_in(rows["kind"], _OF_PEERS)))
+    told = rows.group_by(["host", "component"], use_threads=False).aggregate([])
+    for host, component in zip(told["host"].to_pylist(), told["component"].to_pylist(), strict=True):
+        if host not in fabric_hosts and not lies_on(component, host):
+            raise BadBatch(f"events: {host} reports on {component[:80]!r}, which is not its own", slug="wrong-host")
+
+
+def _subjects_of(rows: Mapping[Shape, pa.Table]) -> Iterator[tuple[str, str, object]]:
+    for shape, table in rows.items():
+        wanted = {"comms": ["host", "job", "attempt", "comm"]}.get(shape.table, ["host", "job"])
+        if not TABLE_BY_NAME[shape.table].has_job:
+            continue
+        found = table.select(wanted).group_by(wanted, use_threads=False).aggregate([])
+        for host, *subject in zip(*(found[name].to_pylist() for name in wanted), strict=True):
+            yield host, "jobs", subject[0]
+            if len(subject) > 1:
+                yield host, "comms", tuple(subject)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from api.ingest.bounds import OWN_SOURCE
+from api.ingest.checking import OWN_SOURCE
 from lockstep.arrow import rows_of
 from lockstep.clock import NS_PER_S
 from lockstep.records import CLAIMED_TWICE, Event

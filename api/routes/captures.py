@@ -18,10 +18,9 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 
 from api.auth import Actor, Admin, Reader
-from api.captures import CaptureFolder, StoredCapture
+from api.captures import CaptureFolder, Replay, StoredCapture, replay_apart
 from api.parts import Held, Parts, parts_of
 from api.query import Identity, JobName, KnownParameters, Page, Paged
-from api.replaying import Replay, replay_apart
 from lockstep.capture.exchange import export_capture
 from lockstep.capture.files import CaptureWriter
 from lockstep.clock import NS_PER_S, Clock

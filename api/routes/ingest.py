@@ -10,11 +10,10 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic import Field
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.auth import Agent, find_agent
+from api.auth import Agent, TokenCache, find_agent
 from api.ingest.checking import CheckLimits
 from api.ingest.log import Entry
 from api.parts import Parts, parts_of
-from api.token_cache import TokenCache
 from importers.traces import alertmanager, gpud
 from importers.traces.readings import Statement, event_rows
 from lockstep.batches import (

@@ -16,7 +16,7 @@ from lockstep.clock import NS_PER_S
 from lockstep.errors import BadInput, NotAllowed
 from lockstep.sections import ApiSettings
 from lockstep.state.documents import record
-from lockstep.state.sessions import begin_session, end_session
+from lockstep.state.tokens import begin_session, end_session
 
 _log = structlog.get_logger("login")
 

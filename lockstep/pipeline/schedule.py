@@ -4,11 +4,13 @@ Micro-batch m of pipeline d passes stages 0..P-1 forward and back. At home its s
 where that worker has failed, one of its data-parallel peers (d', s) does it and hands it back to the home pipeline.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from lockstep.errors import BadInput
+from lockstep.verdict import Frozen
 
 # forward, backward for the input (the stage before waits for it), backward for the weights (nobody waits for it),
 # and both backwards in one piece
@@ -166,3 +168,26 @@ def check_grid(shape: Shape, times: Times, failed: Collection[Worker]) -> None:
     for worker in sorted(failed):
         if not (0 <= worker.pipeline < shape.pipelines and 0 <= worker.stage < shape.stages):
             raise BadInput(f"worker {tuple(worker)} is not on a grid of {shape.pipelines} x {shape.stages}")
+
+
+class StepSchedule(Frozen):
+    """A schedule as it travels: its pieces of work in one list, those of a worker in their order."""
+
+    shape: Shape
+    times: Times
+    failed: tuple[Worker, ...]
+    ops: tuple[Op, ...]
+
+
+def pack_schedule(schedule: Schedule) -> StepSchedule:
+    """Return the schedule as it travels."""
+    ops = tuple(op for worker in sorted(schedule.ops) for op in schedule.ops[worker])
+    return StepSchedule(shape=schedule.shape, times=schedule.times, failed=tuple(sorted(schedule.failed)), ops=ops)
+
+
+def unpack_schedule(packed: StepSchedule) -> Schedule:
+    """Return the schedule that `pack_schedule` was given."""
+    ops: dict[Worker, list[Op]] = defaultdict(list)
+    for op in packed.ops:
+        ops[op.worker].append(op)
+    return Schedule(packed.shape, packed.times, frozenset(packed.failed), ops)

@@ -10,26 +10,43 @@ stages says so. When a worker is lost, or one comes, all go back to the last ste
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from pydantic import Field
 
 from lockstep.clock import Clock
-from lockstep.errors import BadInput, GroupBroken, JobOver
+from lockstep.errors import BadInput, GroupBroken, JobOver, LockstepError
 from lockstep.in_job import Generation, Member
 from lockstep.pipeline.checking import Split
 from lockstep.pipeline.routes import find_executors, find_heads, find_unread
-from lockstep.pipeline.schedule import Op, Schedule, Shape, Times, Worker, unit_times
-from lockstep.pipeline.schedule_file import StepSchedule, unpack_schedule
-from lockstep.training.exchange import Exchange
+from lockstep.pipeline.schedule import Op, Schedule, Shape, StepSchedule, Times, Worker, unit_times, unpack_schedule
 from lockstep.training.meeting import TrainingOptions
 from lockstep.training.participant import Participant
-from lockstep.training.pipeline_step import StageProgram, StageStep
+from lockstep.training.pipeline_step import Exchange, StageProgram, StageStep
 from lockstep.training.plans import Grid, assign_roles, find_plan, find_split
-from lockstep.training.stages import Position, Resumption, agree_on_step
 from lockstep.training.staggered import StaggeredOptimizer
 from lockstep.training.state import adopt_state
+from lockstep.verdict import Frozen
+
+
+class Position(Frozen):
+    """Where a worker is as it enters a generation."""
+
+    replica: int
+    stage: int
+    is_live: bool = Field(description="it was in every generation since it began")
+    steps: tuple[int, ...] = Field(description="settled steps of which it has the state; 0: it has only begun")
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """How the stages go on."""
+
+    step: int
+    givers: Mapping[int, int]  # by stage, the replica whose state counts
+    takers: Mapping[int, tuple[int, ...]]  # by stage, the replicas that get it
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,3 +243,32 @@ def _worker_of(member: Member) -> Worker:
 def _do(work: StageStep, ops: Sequence[Op]) -> None:
     for op in ops:
         work.do(op)
+
+
+def agree_on_step(positions: Sequence[Position]) -> Resumption:
+    """Return how to go on; LockstepError where no step is left of which every stage has the state."""
+    by_stage: dict[int, list[Position]] = {}
+    for each in positions:
+        by_stage.setdefault(each.stage, []).append(each)
+    known = [{step for each in stage for step in each.steps} for stage in by_stage.values()]
+    common = set.intersection(*known)
+    if not common:
+        raise LockstepError(f"no step has its state left at all stages: {dict(zip(by_stage, known, strict=True))}")
+    live = [set(each.steps) for each in positions if each.is_live]
+    # Of two steps the one that all live workers have: a step that is done again is less than a state that is sent.
+    step = max(common.intersection(*live) or common)
+    givers = {stage: min(_rank(each, step) for each in found)[-1] for stage, found in by_stage.items()}
+    takers = {
+        stage: tuple(each.replica for each in found if each.replica != givers[stage] and not _holds(each, step))
+        for stage, found in by_stage.items()
+    }
+    return Resumption(step, givers, takers)
+
+
+def _rank(position: Position, step: int) -> tuple[bool, bool, int]:
+    return step not in position.steps, not position.is_live, position.replica
+
+
+def _holds(position: Position, step: int) -> bool:
+    """Return whether a worker has the state that counts: at the beginning each may have drawn another."""
+    return step in position.steps and (step > 0 or position.is_live)

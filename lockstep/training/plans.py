@@ -12,8 +12,16 @@ from warnings import warn
 from lockstep.in_job import JobFolder
 from lockstep.pipeline.checking import Split, find_bound, find_faults, place_failures
 from lockstep.pipeline.dispatch import ScheduleOptions, plan_schedule, spread_limit
-from lockstep.pipeline.schedule import Schedule, Shape, Times, Worker, find_load
-from lockstep.pipeline.schedule_file import StepSchedule, pack_schedule, unpack_schedule
+from lockstep.pipeline.schedule import (
+    Schedule,
+    Shape,
+    StepSchedule,
+    Times,
+    Worker,
+    find_load,
+    pack_schedule,
+    unpack_schedule,
+)
 
 
 def find_split(shape: Shape, live: Collection[Worker]) -> Split:

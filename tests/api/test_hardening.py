@@ -9,8 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from api.capture_check import check_capture
-from api.captures import _check_past
-from api.replaying import _MOST_VERDICTS, _read_verdicts
+from api.captures import _MOST_VERDICTS, _check_past, _read_verdicts
 from api.routes import stream
 from lockstep.capture.files import Capture, CaptureInfo, dump_info, pack
 from lockstep.config import Settings
@@ -120,6 +119,7 @@ def test_blanks_make_no_second_caller(tmp_path: Path) -> None:
         assert asked == [200, 200, 200, 429]
 
 
+@pytest.mark.slow
 def test_small_archive_that_unpacks_to_gigabytes_is_refused_in_another_process(tmp_path: Path) -> None:
     folder = tmp_path / "capture"
     folder.mkdir()

@@ -22,8 +22,7 @@ from lockstep.config import Settings
 from lockstep.errors import NotAllowed
 from lockstep.sections import ApiSettings
 from lockstep.state.idempotency import KEPT_NS, STUCK_NS
-from lockstep.state.sessions import begin_session
-from lockstep.state.tokens import find_token, list_tokens, revoke_token
+from lockstep.state.tokens import begin_session, find_token, list_tokens, revoke_token
 from tests.api.build import Api, batch_headers, bearer, check_problem, running_api
 from tests.api.fake_store import FakeStore
 from tests.api.rules import rules_of

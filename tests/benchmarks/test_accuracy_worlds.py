@@ -12,8 +12,7 @@ from benchmarks.accuracy_chain import Chain
 from benchmarks.accuracy_faults import KINDS
 from benchmarks.accuracy_score import Hit, Named, Score, score
 from benchmarks.accuracy_table import figures_of_worlds
-from benchmarks.accuracy_truth import Facts, Step, find_truth
-from benchmarks.accuracy_twins import find_twins
+from benchmarks.accuracy_truth import Facts, Step, find_truth, find_twins
 from benchmarks.accuracy_worlds import World, draw_world
 from lockstep.verdict import Side
 from simulator.faults import parse_fault
@@ -38,7 +37,7 @@ def test_world_is_the_same_however_many_are_drawn_and_in_which_order() -> None:
 
 
 def test_worlds_span_what_was_asked_for() -> None:
-    worlds = [draw_world(5, number) for number in range(400)]
+    worlds = [draw_world(9, number) for number in range(91)]
     scenarios = [world.scenario for world in worlds]
     assert {world.kind for world in worlds} == set(KINDS)
     assert {each.cluster.nics_per_host for each in scenarios} == {1, 2, 4, 8}

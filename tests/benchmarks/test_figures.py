@@ -84,14 +84,14 @@ def test_simulated_scenario_of_every_size_can_be_built(ranks: int) -> None:
 
 def test_simulation_counts_the_rows_after_its_warm_up_and_gives_the_cores_back() -> None:
     cores = os.sched_getaffinity(0)
-    cost = simulate(Run(32, 3, warm_up_s=1))
+    cost = simulate(Run(16, 3, warm_up_s=1))
     assert os.sched_getaffinity(0) == cores
     assert cost.scenario_s == 3
-    assert cost.rows > 32 * 3
+    assert cost.rows > 16 * 3
     assert cost.cpu_s > 0
     assert cost.peak_mb > 10
     assert cost.pace == cost.scenario_s / cost.cpu_s
-    assert simulate(Run(32, 3, sample=0.05)).rows < cost.rows
+    assert simulate(Run(16, 3, sample=0.05)).rows < cost.rows
 
 
 @pytest.mark.parametrize(("cpu_s", "is_met"), [(10.0, True), (1_000.0, False)])

@@ -9,10 +9,10 @@ import pytest
 from benchmarks.fleet_head import GPUS_PER_HOST, Group, plan_host
 from benchmarks.fleet_rows import HostRows
 from benchmarks.fleet_sender import BATCH_SECONDS, encode_bodies
+from cli.store import PER_HOST
 from lockstep.arrow import conform, find_duplicate
 from lockstep.batches import decode_batch
 from lockstep.clock import NS_PER_S
-from lockstep.store.planning import PER_HOST
 from lockstep.tables import TABLE_BY_NAME
 
 SECOND = 1_763_000_000

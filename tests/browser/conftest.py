@@ -13,8 +13,7 @@ from lockstep.fabrics import leaf_spine
 from lockstep.records import Agent, Comm, TransferStat
 from lockstep.state.decisions import save_decisions
 from lockstep.state.incidents import save_incidents
-from lockstep.state.sessions import begin_session
-from lockstep.state.tokens import Scope, Token
+from lockstep.state.tokens import Scope, Token, begin_session
 from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import Store, open_store
 from tests.api.build import Api, running_api

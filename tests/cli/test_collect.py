@@ -1,21 +1,25 @@
 """The agent of a training host starts with a token, sends what it reads, and leaves when it is told to."""
 
+import json
+import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from cli.collect import StopSignals
 from lockstep.fabrics import leaf_spine
 from lockstep.topology import dump_topology
 from tests.cli.commands import LOCKSTEP, Outcome, Run, check_failure, environment_for
 from tests.collector.fake_gateway import FakeGateway
-from tests.conftest import REPO
 from tests.waiting import LIMIT_S, eventually
+
+NOBODY = {"LOCKSTEP_COLLECTOR_SERVER": "http://127.0.0.1:1", "LOCKSTEP_COLLECTOR_LISTEN": "127.0.0.1:1"}
+CLOCKS = {"LOCKSTEP_COLLECTOR_SOURCES": '["clocks"]', "LOCKSTEP_COLLECTOR_HOST": "h3"}
 
 
 @pytest.fixture
@@ -97,14 +101,24 @@ def test_agent_that_follows_paths_answers_jobs_that_ask_for_ports(tmp_path: Path
 
 
 def test_signal_that_came_before_the_wait_ends_it() -> None:
-    code = """
-import os, signal
-from cli.collect import StopSignals
-for number in (signal.SIGINT, signal.SIGTERM):
-    signals = StopSignals()
-    os.kill(os.getpid(), number)
-    signals.wait()
-    print("well")
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, timeout=LIMIT_S)
-    assert (done.returncode, done.stdout) == (0, "well\nwell\n"), done.stderr
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before, wakeup = [signal.getsignal(number) for number in numbers], signal.set_wakeup_fd(-1)
+    try:
+        for number in numbers:
+            signals = StopSignals()
+            os.kill(os.getpid(), number)
+            signals.wait()
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def test_what_has_to_be_mended_is_the_last_word(lockstep: Run) -> None:
+    outcome = lockstep("host", "check", **NOBODY, **CLOCKS)
+    assert outcome.code == 1
+    assert "failed   head         http://127.0.0.1:1 does not answer" in outcome.out
+    assert outcome.err == "lockstep: h3 is not ready: mend head\n"
+    as_json = json.loads(lockstep("host", "check", "--json", **NOBODY, **CLOCKS).out)
+    assert {each["name"] for each in as_json} == {"head", "collector", "plugin", "clocks"}
+    assert as_json[0]["state"] == "failed"

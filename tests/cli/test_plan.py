@@ -11,8 +11,7 @@ import pytest
 
 from lockstep.fabrics import leaf_spine
 from lockstep.pipeline.checking import find_faults
-from lockstep.pipeline.schedule import Worker
-from lockstep.pipeline.schedule_file import StepSchedule, unpack_schedule
+from lockstep.pipeline.schedule import StepSchedule, Worker, unpack_schedule
 from lockstep.topology import dump_topology
 from tests.cli.commands import Outcome, Run, check_failure
 

@@ -85,128 +85,101 @@ def state_of(pid: int) -> str:
         return "gone"
 
 
-@pytest.mark.parametrize("script", ["exit 255", "kill -15 $$"])
-def test_exit_code_is_the_command_s_own_or_128_and_the_signal_that_killed_it(tmp_path: Path, script: str) -> None:
-    is_killed, number = script.startswith("kill"), int(script.split()[1].lstrip("-"))
-    assert run("sh", "-c", script, folder=tmp_path)[0] == (128 + number if is_killed else number)
-    said = report_in(tmp_path)
-    expected = (None, number, "sh") if is_killed else (number, None, "sh")
-    assert (said["exit_code"], said["signal"], said["program"]) == expected
-
-
-def test_output_and_input_pass_through_byte_for_byte(tmp_path: Path) -> None:
+def test_command_is_as_if_alone_and_its_uncaught_exception_is_named_with_rank_and_job(tmp_path: Path) -> None:
+    fail = """
+import signal, sys
+print(sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))), flush=True)
+given = sys.stdin.buffer.read()
+sys.stdout.buffer.write(given)
+sys.stdout.flush()
+sys.stderr.buffer.write(given + b"\\nstep 7\\n")
+raise RuntimeError("CUDA error: out of memory")
+"""
     every_byte = bytes(range(256)) * 1_000
-    code, out, err = run("sh", "-c", "tee /dev/stderr", folder=tmp_path, given=every_byte)
-    assert (code, out, err) == (0, every_byte, every_byte)
+    mask = f"{sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, [])))}\n".encode()
+    code, out, err = run(*python(fail), folder=tmp_path, given=every_byte, RANK="3", SLURM_JOB_ID="4711")
+    assert (code, out) == (1, mask + every_byte)
+    assert err.startswith(every_byte + b"\nstep 7\nTraceback")
+    said = report_in(tmp_path)
+    assert said["exception"] == {"name": "RuntimeError", "message": "CUDA error: out of memory"}
+    assert said["member"] == {"rank": 3, "job": "4711"}
+    assert "step 7" in said["stderr_tail"]
+    assert said["started_ns"] < said["ended_ns"]
 
 
-def test_standard_error_is_handed_on_before_the_line_ends(tmp_path: Path) -> None:
-    with running("sh", "-c", "printf half >&2; read line", folder=tmp_path) as process:
+def test_report_of_a_killed_command_goes_where_it_is_asked_to_also_where_our_parent_ignores_its_children(
+    tmp_path: Path,
+) -> None:
+    def ignore() -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+    file, nowhere = tmp_path / "here.json", str(tmp_path / "missing/report.json")
+    asked: dict[str, Any] = {"options": ("--report", str(file)), "LOCKSTEP_RUN_REPORT": nowhere}
+    assert run("sh", "-c", "echo out; kill -15 $$", folder=tmp_path, before=ignore, **asked) == (143, b"out\n", b"")
+    said = json.loads(file.read_text())
+    assert (said["exit_code"], said["signal"], said["program"]) == (None, 15, "sh")
+
+
+def test_grandchild_that_keeps_standard_error_does_not_hold_up_the_end_nor_a_report_that_cannot_be_written(
+    tmp_path: Path,
+) -> None:
+    nowhere = str(tmp_path / "missing/report.json")
+    script = "sleep 1000 >/dev/null & echo $!; exit 255"
+    with running("sh", "-c", script, folder=tmp_path, LOCKSTEP_RUN_REPORT=nowhere) as process:
+        sleeper = int(line_of(process))
+        try:
+            assert process.wait(LIMIT_S) == 255
+        finally:
+            os.kill(sleeper, signal.SIGKILL)
+        assert process.stderr is not None
+        assert f"no report in {nowhere}".encode() in process.stderr.read()
+
+
+def test_standard_error_is_handed_on_before_the_line_ends_and_may_be_closed(tmp_path: Path) -> None:
+    script = "printf half >&2; read line; head -c 1000000 /dev/zero >&2 && exit 6"
+    with running("sh", "-c", script, folder=tmp_path) as process:
         assert process.stderr is not None
         assert process.stderr.read(4) == b"half"  # the command goes on only when it has been seen
+        process.stderr.close()
         say(process)
-        assert process.wait(LIMIT_S) == 0
+        assert process.wait(LIMIT_S) == 6, "as it would when nobody reads its errors"
+    assert report_in(tmp_path)["exit_code"] == 6
 
 
-def test_signals_are_passed_on_once(tmp_path: Path) -> None:
+def test_signals_are_passed_on_once_and_the_command_stops_and_goes_on_with_us(tmp_path: Path) -> None:
     signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGRTMIN)
     numbers = [int(number) for number in signals]
     count = f"""
-import signal, sys
+import os, signal, sys
 seen = []
 for number in {numbers}:
     signal.signal(number, lambda number, _: (seen.append(number), print(int(number), flush=True)))
-print("ready", flush=True)
+print(os.getpid(), flush=True)
 sys.stdin.readline()
 sys.exit(40 + len(seen))
 """
     with running(*python(count), folder=tmp_path) as process:
-        assert line_of(process) == b"ready"
+        pid = int(line_of(process))
         for number in numbers:
             process.send_signal(number)
             assert int(line_of(process)) == number
-        say(process)
-        assert process.wait(LIMIT_S) == 40 + len(numbers)
-
-
-def test_command_stops_and_goes_on_with_us(tmp_path: Path) -> None:
-    with running("sh", "-c", "echo $$; read line; exit 5", folder=tmp_path) as process:
-        pid = int(line_of(process))
         process.send_signal(signal.SIGTSTP)
         eventually(lambda: (state_of(pid), state_of(process.pid)) == ("T", "T"))
         process.send_signal(signal.SIGCONT)
         eventually(lambda: state_of(pid) == "S")
         say(process)
-        assert process.wait(LIMIT_S) == 5
+        assert process.wait(LIMIT_S) == 40 + len(numbers)
 
 
-def test_nothing_stops_where_nobody_could_continue_it(tmp_path: Path) -> None:
-    script = "echo $$; read line; exit 5"
+def test_nothing_stops_where_nobody_could_continue_it_and_the_command_does_not_outlive_us(tmp_path: Path) -> None:
+    script = "echo $$; read line; echo on; read line"
     with running("sh", "-c", script, folder=tmp_path, alone=True) as process:
         pid = int(line_of(process))
         process.send_signal(signal.SIGTSTP)
         say(process)
-        assert process.wait(LIMIT_S) == 5
-        assert state_of(pid) in ("gone", "Z")
-
-
-def test_command_does_not_outlive_us(tmp_path: Path) -> None:
-    with running("sh", "-c", "echo $$; read line", folder=tmp_path) as process:
-        pid = int(line_of(process))
+        assert line_of(process) == b"on"
         process.kill()
         eventually(lambda: state_of(pid) in ("gone", "Z"))
-
-
-def test_command_starts_with_the_signal_mask_we_were_given(tmp_path: Path) -> None:
-    tell = "import signal; print(sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))))"
-    ours = sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, [])))
-
-    def ignore() -> None:
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-
-    assert run(*python(tell), folder=tmp_path)[1] == f"{ours}\n".encode()
-    assert run("sh", "-c", "exit 3", folder=tmp_path, before=ignore)[0] == 3, (
-        "also where our parent ignores its children"
-    )
-
-
-def test_grandchild_that_keeps_standard_error_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    with running("sh", "-c", "sleep 1000 >/dev/null & echo $!; exit 4", folder=tmp_path) as process:
-        sleeper = int(line_of(process))
-        try:
-            assert process.wait(LIMIT_S) == 4
-            assert report_in(tmp_path)["exit_code"] == 4
-        finally:
-            os.kill(sleeper, signal.SIGKILL)
-
-
-def test_command_ends_as_it_would_when_nobody_reads_its_errors(tmp_path: Path) -> None:
-    with running("sh", "-c", "read line; head -c 1000000 /dev/zero >&2 && exit 6", folder=tmp_path) as process:
-        assert process.stderr is not None
-        process.stderr.close()
-        say(process)
-        assert process.wait(LIMIT_S) == 6
-
-
-def test_uncaught_exception_is_named_with_rank_and_job(tmp_path: Path) -> None:
-    fail = "import sys; print('step 7', file=sys.stderr); raise RuntimeError('CUDA error: out of memory')"
-    assert run(*python(fail), folder=tmp_path, RANK="3", SLURM_JOB_ID="4711")[0] == 1
-    said = report_in(tmp_path)
-    assert said["exception"] == {"name": "RuntimeError", "message": "CUDA error: out of memory"}
-    assert said["member"] == {"rank": 3, "job": "4711"}
-    assert said["stderr_tail"][0] == "step 7"
-    assert said["started_ns"] < said["ended_ns"]
-
-
-def test_report_goes_where_it_is_asked_to_and_one_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
-    file, nowhere = tmp_path / "here.json", str(tmp_path / "missing/report.json")
-    asked: dict[str, Any] = {"options": ("--report", str(file)), "LOCKSTEP_RUN_REPORT": nowhere}
-    with running("sh", "-c", "echo out; exit 9", folder=tmp_path, **asked) as process:
-        assert process.communicate(timeout=LIMIT_S) == (b"out\n", b"")
-    assert (process.returncode, json.loads(file.read_text())["exit_code"]) == (9, 9)
-    code, out, err = run("sh", "-c", "echo out; exit 9", folder=tmp_path, LOCKSTEP_RUN_REPORT=nowhere)
-    assert (code, out) == (9, b"out\n")
-    assert f"no report in {nowhere}".encode() in err
 
 
 def ending(code: int = 0, stderr: bytes = b"") -> Ending:

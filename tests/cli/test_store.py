@@ -1,4 +1,4 @@
-"""The store is migrated, described, backed up, restored and filled; and it belongs to one process at a time.
+"""The store is migrated, described, backed up, restored and filled.
 
 A token is shown once and kept nowhere; lists and revocations go by its id.
 """
@@ -7,10 +7,6 @@ import json
 import re
 import shutil
 import sqlite3
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +19,7 @@ from lockstep.state.database import open_control
 from lockstep.state.documents import list_audit
 from lockstep.state.tokens import find_token
 from tests.builders import make, rows
-from tests.cli.commands import Run, check_failure, run_process
+from tests.cli.commands import Run, check_failure
 from tests.conftest import REPO
 
 MIGRATIONS = sorted(path.stem for path in (REPO / "lockstep/store/schema").glob("*.sql"))
@@ -48,23 +44,6 @@ def capture(tmp_path: Path) -> Path:
     info = CaptureInfo(job="j1", start_ns=now_ns, end_ns=now_ns + 1)
     write_capture(target, Capture(info, tables={"events": events}))
     return target
-
-
-@contextmanager
-def held_by_another_process(store: Path) -> Iterator[int]:
-    """Give the id of a process that has the store open."""
-    script = (
-        "import sys; from lockstep.store.store import open_store; "
-        f"open_store('chdb://{store}'); print('open', flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", script], cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "open\n"
-        yield holder.pid
-        assert holder.stdin is not None
-        holder.stdin.close()
 
 
 def test_plan_follows_hosts_days_retention_and_the_machines_there_are(lockstep: Run) -> None:
@@ -128,12 +107,6 @@ def test_backup_is_written_once_under_its_name_and_restored_into_an_empty_store(
     restored = lockstep("store", "restore", "monday", LOCKSTEP_STATE_DIR=str(fresh))
     assert (restored.code, restored.err) == (0, f"chdb://{fresh}/store: restored backup monday\n")
     assert rows_in(status(lockstep, LOCKSTEP_STATE_DIR=str(fresh)), "events") == 3
-
-
-def test_store_in_use_is_one_sentence_that_names_the_process(state: Path) -> None:
-    with held_by_another_process(state / "store") as holder:
-        outcome = run_process("store", "status", state=state)
-    check_failure(outcome, f"the embedded store in {state}/store is in use by process {holder}")
 
 
 def test_store_that_cannot_be_used_is_one_sentence_without_its_password(

@@ -15,7 +15,7 @@ from lockstep.tables import TABLE_BY_NAME, TABLES, Table, columns_of
 from tests.builders import T0, make, rows
 from tests.lockstep.record_strategies import records_of
 
-QUICK = settings(max_examples=15)
+QUICK = settings(max_examples=6)
 ENDS = {"src_nic": "eth0", "dst": "h1", "dst_nic": "eth0", "proto": "udp", "sport": 1, "dport": 2}
 PROBE = Probe(host="h0", ts_ns=T0, rtt_ns=5, hops=["leaf0"], **ENDS)  # type: ignore[arg-type] # of several types
 COUNTS = dict.fromkeys(("power_w", "ecc_sbe", "ecc_dbe", "nvlink_errors", "pcie_replays"))
@@ -52,7 +52,7 @@ def maps(*values: list[tuple[str, Any]], count: pa.DataType) -> pa.Array:
 @given(st.data())
 def test_records_survive_becoming_rows(data: st.DataObject) -> None:
     table = data.draw(st.sampled_from(TABLES))
-    records = data.draw(st.lists(records_of(table), max_size=4))
+    records = data.draw(st.lists(records_of(table), max_size=2))
     made = conform(table, rows_of(table, records))
     assert made.schema.equals(schema_of(table), check_metadata=True)
     assert [table.record(**with_dicts(row)) for row in made.to_pylist()] == records

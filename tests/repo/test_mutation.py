@@ -69,9 +69,8 @@ def test_tests_that_come_by_a_line_are_found_and_the_most_particular_first() -> 
     assert find_tests(coverage, "part/clip.py", range(9, 10)) == []
 
 
-@pytest.mark.parametrize(
-    ("before", "outcome"), [("value > 3", "killed"), pytest.param("9", "survived", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "outcome"), [("value > 3", "killed"), ("9", "survived")])
 def test_only_a_mutant_that_a_test_fails_on_is_killed(tree: Path, before: str, outcome: str) -> None:
     file = tree / "part" / "clip.py"
     source = file.read_text()

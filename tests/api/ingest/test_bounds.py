@@ -2,8 +2,7 @@
 
 import pytest
 
-from api.ingest.bounds import Tally
-from api.ingest.checking import Arrival, CheckLimits, check_group
+from api.ingest.checking import Arrival, CheckLimits, Tally, check_group
 from api.ingest.log import Entry
 from lockstep.batches import encode_batch
 from lockstep.bounds import BOUNDS, keep_within

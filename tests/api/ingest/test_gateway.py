@@ -14,8 +14,7 @@ from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
 from api.ingest import checking, log
-from api.ingest.bounds import Tally
-from api.ingest.checking import Arrival, CheckLimits, Rows
+from api.ingest.checking import Arrival, CheckLimits, Rows, Tally
 from api.ingest.gateway import Gateway, GatewayOptions
 from api.ingest.log import Entry, OpenSegment, list_segments
 from lockstep.clock import ManualClock

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from api.captures import CaptureFolder
-from api.replaying import Replay, replay_apart
+from api.captures import CaptureFolder, Replay, replay_apart
 from api.routes.captures import Operation, Operations
 from lockstep.capture.files import Capture, CaptureInfo, read_capture, write_capture
 from lockstep.clock import ManualClock

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.pipeline.checking import Split, closed_form, find_bound, find_faults, place_failures, spread_failures
-from lockstep.pipeline.dispatch import ScheduleOptions, plan_schedule
+from lockstep.pipeline.dispatch import plan_schedule
 from lockstep.pipeline.schedule import Op, Schedule, Shape, Times, Worker, unit_times
 from tests.lockstep.pipeline.grids import EXAMPLE, ONE_GONE, SLOTS, failures_for, shapes, spread
 
@@ -88,14 +88,9 @@ def test_a_failure_that_fits_the_bubble_is_free_to_within_a_slot(data: st.DataOb
     slots, failed = unit_times(shape.stages), data.draw(failures_for(shape))
     made = plan_schedule(shape, slots, failed)
     assert made.period <= closed_form(shape, slots, failed) + 1
-
-
-@given(st.data())
-def test_coupled_schedules_are_bounded_too(data: st.DataObject) -> None:
-    shape = data.draw(shapes())
-    slots, failed = unit_times(shape.stages), data.draw(failures_for(shape))
-    made = plan_schedule(shape, slots, failed, ScheduleOptions(is_decoupled=False))
-    assert made.period >= find_bound(shape, slots, failed, is_decoupled=False).period
+    for stage in range(shape.stages):
+        loads = [len(ops) for worker, ops in made.ops.items() if worker.stage == stage]
+        assert max(loads) - min(loads) <= 3, "guests are spread evenly: one micro-batch is forward, input and weight"
 
 
 def period_of(shape: Shape, times: Times, split: Split) -> float:

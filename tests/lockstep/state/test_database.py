@@ -71,6 +71,7 @@ def test_threads_that_read_and_then_write_lose_no_update(db: ControlDatabase) ->
         assert connection.scalar(select(LEASES.c.generation)) == 20
 
 
+@pytest.mark.slow
 def test_processes_that_open_an_empty_database_at_once_all_succeed(control_url: str) -> None:
     names = ("a", "b", "c")
     with ExitStack() as stack:
@@ -197,6 +198,7 @@ def test_damaged_file_is_called_so(tmp_path: Path) -> None:
         assert "cannot be used" in away_message(f"sqlite:///{nowhere}")
 
 
+@pytest.mark.slow
 def test_kill_in_mid_transaction_leaves_nothing_half_written(db: ControlDatabase, db_url: str) -> None:
     with child(stop_half_way, db_url) as process:
         assert process.heard() == "in mid-transaction"
@@ -207,6 +209,7 @@ def test_kill_in_mid_transaction_leaves_nothing_half_written(db: ControlDatabase
     assert list_incidents(db) == [incident("half")]
 
 
+@pytest.mark.slow
 def test_kill_at_any_moment_keeps_what_was_acknowledged_in_whole_pairs(db: ControlDatabase, db_url: str) -> None:
     with child(save_pairs, db_url) as process:
         acknowledged = {process.heard() for _ in range(20)}

@@ -84,6 +84,7 @@ def test_of_many_threads_exactly_one_wins_each_round(db: ControlDatabase) -> Non
             release_lease(db, winners[0])
 
 
+@pytest.mark.slow
 def test_of_two_processes_exactly_one_wins_each_lease(db: ControlDatabase, db_url: str) -> None:
     with ExitStack() as stack:
         rivals = [stack.enter_context(child(race_for_leases, db_url, holder)) for holder in "ab"]

@@ -195,6 +195,7 @@ def test_row_that_cannot_be_read_is_named_without_its_content(db: ControlDatabas
         assert "verysecret" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_kill_in_the_middle_of_sealing_loses_nothing(tmp_path: Path) -> None:
     several = [HOOK.model_copy(update={"name": name}) for name in ("a", "b", "c")]
     keys = Keyring(tmp_path / "secrets.key", is_made=True)

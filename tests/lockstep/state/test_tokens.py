@@ -10,12 +10,14 @@ from lockstep.state import idempotency
 from lockstep.state.database import ControlDatabase
 from lockstep.state.documents import list_audit
 from lockstep.state.idempotency import KEPT_NS, STUCK_NS, Earlier, claim, drop, finish
-from lockstep.state.sessions import begin_session, end_session, find_session
 from lockstep.state.tables import SESSIONS, TOKENS
 from lockstep.state.tokens import (
     Token,
+    begin_session,
     create_token,
+    end_session,
     expects_agents,
+    find_session,
     find_token,
     list_tokens,
     match_token,

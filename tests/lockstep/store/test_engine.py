@@ -86,6 +86,7 @@ def test_a_store_is_held_by_one_process_which_is_named_and_not_by_a_dead_one_wha
         assert f"in use by process {os.getpid()}" in run_child(OPEN.format(folder), tmp_path).stdout
 
 
+@pytest.mark.slow
 def test_a_wrong_password_is_refused_without_showing_it(clickhouse: ClickHouseServer) -> None:
     wrong = clickhouse.url.replace(clickhouse.password, "hush-hush")
     with open_store(wrong) as store, pytest.raises(StoreRefused, match="refuses this user or password") as caught:
@@ -98,6 +99,7 @@ def test_a_server_that_is_not_there_is_away(tmp_path: Path) -> None:
         store.query_system("SELECT 1")
 
 
+@pytest.mark.slow
 def test_of_several_nodes_the_next_is_asked_when_one_stops_answering(clickhouse: ClickHouseServer) -> None:
     with TcpProxy(clickhouse.http_port) as first, TcpProxy(clickhouse.http_port) as second:
         url = clickhouse.url.replace(

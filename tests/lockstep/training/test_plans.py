@@ -8,8 +8,7 @@ import pytest
 from lockstep.in_job import JobFolder
 from lockstep.pipeline.checking import place_failures
 from lockstep.pipeline.dispatch import ScheduleOptions, plan_schedule
-from lockstep.pipeline.schedule import Shape, Worker, unit_times
-from lockstep.pipeline.schedule_file import StepSchedule, pack_schedule, unpack_schedule
+from lockstep.pipeline.schedule import Shape, StepSchedule, Worker, pack_schedule, unit_times, unpack_schedule
 from lockstep.training.plans import Grid, assign_roles, find_plan, find_split, plan_name
 
 SHAPE = Shape(stages=2, pipelines=3, micro_batches=4)

@@ -29,6 +29,7 @@ def trained(steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
+@pytest.mark.slow  # importing what wraps takes seconds
 def test_wrapped_and_sharded_models_are_refused_with_what_to_do(lone_group: object) -> None:
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import init_device_mesh

@@ -11,8 +11,7 @@ import torch
 from lockstep.in_job import Effect, Generation, JobFolder, Place
 from lockstep.pipeline.checking import place_failures
 from lockstep.pipeline.dispatch import ScheduleOptions, plan_schedule
-from lockstep.pipeline.schedule import Shape, unit_times
-from lockstep.pipeline.schedule_file import StepSchedule, pack_schedule
+from lockstep.pipeline.schedule import Shape, StepSchedule, pack_schedule, unit_times
 from lockstep.training.plans import plan_name
 from tests.testbed.training.jobs import Fault, TrainingJob, TrainingRun, run_jobs
 from tests.testbed_checks.training.plain_loop import PlainRun, train_plainly
