@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import threading
-from importlib import import_module
 from pathlib import Path
 
 import structlog
@@ -18,7 +17,7 @@ from collector.path_ports import PROBE_WAIT_S, AnswerServer, Choices, PathAgent,
 from collector.probes.paths import AddressBook, addresses_in
 from collector.probes.sockets import RawExchange
 from collector.registry import make_sources
-from collector.shipping import BatchQueue, Checkpoints, Destination, GatewayClient, MemoryQueue
+from collector.shipping import BatchQueue, Checkpoints, Destination, GatewayClient, MemoryQueue, open_store_client
 from collector.spool import Spool
 from lockstep.clock import Clock, SystemClock
 from lockstep.config import Settings, read_secret
@@ -103,21 +102,12 @@ def _make_prober(host: str, topology_file: Path | None, clock: Clock) -> PortPro
 def _destination(host: str, settings: Settings) -> Destination:
     collector = settings.collector
     if collector.store_url:
-        return _store_client(host, collector.store_url, read_secret(collector.store_password_file, "the password"))
+        password = read_secret(collector.store_password_file, "the password")
+        return open_store_client(collector.store_url, password, host)
     token = read_secret(collector.token_file, "the host's token")
     if not token:
         raise BadInput("the agent needs a token: make one with `lockstep token create` and set collector.token_file")
     return GatewayClient(collector.server, token, host, collector.ca_file)
-
-
-def _store_client(host: str, url: str, password: str) -> Destination:
-    """Return the way straight into ClickHouse, which brings a client that other agents go without."""
-    try:
-        client = import_module("collector.store_client")
-    except ModuleNotFoundError as error:
-        raise BadInput(f"collector.store_url needs {error.name}: pip install 'lockstep[collector,store]'") from None
-    destination: Destination = client.open_client(url, password, host)
-    return destination
 
 
 def _queue(settings: CollectorSettings, directory: Path) -> tuple[BatchQueue, Checkpoints]:

@@ -14,9 +14,8 @@ import typer
 from cli.diagnose import diagnose_capture
 from cli.report import Described, print_report
 from cli.setup import configure_logging, err, out, progress_bar
-from importers.traces.formats import FORMATS, describe
+from importers.traces.formats import FORMATS, Found, describe, find_recordings
 from importers.traces.readings import count_sentences
-from importers.traces.recognition import Found, find_recordings
 from lockstep.capture.files import Capture, read_capture
 from lockstep.errors import BadInput, LockstepError
 
