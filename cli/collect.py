@@ -1,17 +1,15 @@
-"""lockstep collect and host: the agent on a training host, and whether it can tell what verdicts are made of."""
+"""lockstep collect: the agent on a training host."""
 
 import os
 import signal
 import socket
 import threading
-from dataclasses import asdict
-from importlib import import_module
 from pathlib import Path
 
 import structlog
 import typer
 
-from cli.setup import AsJson, configure_logging, out, settings_of
+from cli.setup import settings_of
 from collector.agent import CollectorAgent
 from collector.lean import leave_out_pandas
 from collector.metrics import serve_metrics
@@ -19,16 +17,15 @@ from collector.path_ports import PROBE_WAIT_S, AnswerServer, Choices, PathAgent,
 from collector.probes.paths import AddressBook, addresses_in
 from collector.probes.sockets import RawExchange
 from collector.registry import make_sources
-from collector.shipping import BatchQueue, Checkpoints, Destination, GatewayClient, MemoryQueue
+from collector.shipping import BatchQueue, Checkpoints, Destination, GatewayClient, MemoryQueue, open_store_client
 from collector.spool import Spool
 from lockstep.clock import Clock, SystemClock
 from lockstep.config import Settings, read_secret
-from lockstep.errors import BadInput, LockstepError, NotPresent
+from lockstep.errors import BadInput, NotPresent
 from lockstep.sections import CollectorSettings
 from lockstep.topology import load_topology
 
 _log = structlog.get_logger("collect")
-app = typer.Typer(no_args_is_help=True, help="Whether a training host can tell what verdicts are made of.")
 
 
 def command(context: typer.Context) -> None:
@@ -105,21 +102,12 @@ def _make_prober(host: str, topology_file: Path | None, clock: Clock) -> PortPro
 def _destination(host: str, settings: Settings) -> Destination:
     collector = settings.collector
     if collector.store_url:
-        return _store_client(host, collector.store_url, read_secret(collector.store_password_file, "the password"))
+        password = read_secret(collector.store_password_file, "the password")
+        return open_store_client(collector.store_url, password, host)
     token = read_secret(collector.token_file, "the host's token")
     if not token:
         raise BadInput("the agent needs a token: make one with `lockstep token create` and set collector.token_file")
     return GatewayClient(collector.server, token, host, collector.ca_file)
-
-
-def _store_client(host: str, url: str, password: str) -> Destination:
-    """Return the way straight into ClickHouse, which brings a client that other agents go without."""
-    try:
-        client = import_module("collector.store_client")
-    except ModuleNotFoundError as error:
-        raise BadInput(f"collector.store_url needs {error.name}: pip install 'lockstep[collector,store]'") from None
-    destination: Destination = client.open_client(url, password, host)
-    return destination
 
 
 def _queue(settings: CollectorSettings, directory: Path) -> tuple[BatchQueue, Checkpoints]:
@@ -129,27 +117,3 @@ def _queue(settings: CollectorSettings, directory: Path) -> tuple[BatchQueue, Ch
         return MemoryQueue(memory_bytes), {}
     spool = Spool(directory, settings.spool_mb << 20, memory_bytes)
     return spool, spool.checkpoints
-
-
-@app.callback()
-def _named() -> None:
-    """Keep the name of the one command."""
-
-
-@app.command("check")
-def check(context: typer.Context, as_json: AsJson = False) -> None:
-    """Look at head node, token, clock, plugin and sources, as the user and with the settings of the collector."""
-    settings = settings_of(context).collector
-    configure_logging("error")  # what sources have to say is among the checks
-    host = settings.host or socket.gethostname().split(".", 1)[0]
-    from collector.check import Check, check_host  # with httpx, which an agent that runs for months does without
-
-    checks: list[Check] = []
-    for found in check_host(host, settings, SystemClock()):
-        checks.append(found)
-        if not as_json:
-            out.print(f"{found.state:8} {found.name:12} {found.message}", highlight=False)
-    if as_json:
-        out.print_json(data=[asdict(found) for found in checks])
-    if failed := [found.name for found in checks if found.state == "failed"]:
-        raise LockstepError(f"{host} is not ready: mend {', '.join(dict.fromkeys(failed))}")

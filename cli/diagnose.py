@@ -18,10 +18,9 @@ from analyzer.pipeline import FollowOptions
 from cli.client import DEFAULT_SERVER, Server, Token, offer_jobs
 from cli.report import Described, OnlyIncidents, print_report
 from cli.setup import configure_logging, err, out, progress_bar, progress_of
-from importers.traces.formats import FORMATS
+from importers.traces.formats import FORMATS, Found, find_recordings
 from importers.traces.formats import describe as describe_format
 from importers.traces.readings import count_sentences
-from importers.traces.recognition import Found, find_recordings
 from lockstep.capture.exchange import load_capture
 from lockstep.capture.files import Capture, read_capture
 from lockstep.client import Client

@@ -36,13 +36,8 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("up", "cli.up", "api,analyzer,planner,collector", "Run everything in one process until Ctrl-C."),
     Command("serve", "cli.serve", "api,analyzer,planner", "Run one service, for compose and systemd."),
-<<<<<<< HEAD
     Command("collect", "cli.collect", "collector", "Read this host and send what is found, until stopped."),
     Command("host", "cli.host", "collector", "A training host joins, leaves, and is checked."),
-=======
-    Command("collect", "cli.collect:command", "collector", "Read this host and send what is found, until stopped."),
-    Command("host", "cli.collect", "collector", "Whether a training host can tell what verdicts are made of."),
->>>>>>> api
     Command("run", "cli.run", "collector", "Run a command as if it stood alone, and report its end."),
     Command("simulate", "cli.simulate", "sim", "Run a scenario and write its telemetry as a capture."),
     Command("scenario", "cli.simulate:scenarios", "sim", "The fault scenarios that come with Lockstep."),

@@ -16,8 +16,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from collector.kernel.exits import ProcConnector
-from collector.kernel.process import list_pids
+from collector.kernel.process import ProcConnector, list_pids
 from collector.nccl.finding import RingDirectories
 from collector.nccl.header import Identity
 from collector.nccl.ringfile import open_ring

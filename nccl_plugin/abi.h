@@ -1,7 +1,7 @@
 /* What NCCL expects of a profiler plugin: one table of five functions per version, and what it hands over in them.
  *
  * Written from layout facts (order, width, numbers) with our own names; no NCCL header is needed to build.
- * importers/traces/nccl_abi holds the layouts read out of NVIDIA's binaries; the tests compare every field with them.
+ * importers/traces/nccl_releases holds the layouts read out of NVIDIA's binaries; the tests compare every field with them.
  * NCCL looks for the newest table that it knows: v1 since 2.23.4, v2 since 2.24.3, v3 since 2.26.2, v4 since 2.27.3,
  * v5 since 2.28.3, v6 since 2.29.2, v7 since 2.31.2.
  *

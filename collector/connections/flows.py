@@ -15,9 +15,8 @@ from pathlib import Path
 import structlog
 
 from collector.connections.log_report import LogReport
-from collector.connections.nics import HostNics
 from collector.connections.processes import NcclProcess, network_namespace, socket_inodes
-from collector.connections.rows import BOTH, Flow, network_transport
+from collector.connections.rows import BOTH, Flow, HostNics, network_transport
 from collector.kernel.change_log import ChangeLog
 from collector.kernel.inet_diag import MOST_SOCKETS, TcpSocket, address_text, list_tcp_sockets
 from collector.kernel.links import (
@@ -58,7 +57,7 @@ class BulkSockets:
     def choose(self, sockets: Iterable[TcpSocket], ports: range) -> list[TcpSocket]:
         """Return those of the sockets that carry bulk data between ports that the kernel chose."""
         candidates = [each for each in sockets if each.lport in ports and each.rport in ports]
-        sent = {each.cookie: each.bytes_sent or 0 for each in candidates[:MOST_SOCKETS]}
+        sent = {each.cookie: each.bytes_sent for each in candidates[:MOST_SOCKETS]}
         self._bulk &= sent.keys()
         self._bulk |= {
             cookie for cookie, count in sent.items() if count - self._sent_bytes.get(cookie, count) >= BULK_BYTES

@@ -26,7 +26,6 @@ class Identity:
     world_rank: int | None
     world_size: int | None
     local_rank: int | None
-    visible_gpus: str
     plugin_version: str
     nccl_version: str | None
     api_version: int
@@ -73,7 +72,7 @@ def identify(file: ForeignFile, header: np.void) -> Identity:
         api_version=int(header["api_version"]),
         kernel_channels=bool(header["kernel_channels"]),
         clock_kind=clock_kind,
-        **{name: wire.text_of(header[name]) for name in ("host", "job", "visible_gpus", "plugin_version")},
+        **{name: wire.text_of(header[name]) for name in ("host", "job", "plugin_version")},
     )
 
 

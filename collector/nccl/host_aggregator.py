@@ -15,7 +15,6 @@ import numpy as np
 
 from collector.nccl.arrays import Array, pick, stack
 from collector.nccl.budget import lot_of
-from collector.nccl.checkpoint import AggregatorState
 from collector.nccl.clock import NEVER_NS, SEEN_KERNEL, HostClocks, Interval
 from collector.nccl.communicators import HostCommunicators
 from collector.nccl.header import Identity
@@ -30,7 +29,7 @@ from collector.nccl.operations import (
     no_operations,
 )
 from collector.nccl.progress import progress_of, show
-from collector.nccl.snapshot import JointReading, Losses, Snapshot
+from collector.nccl.snapshot import AggregatorState, JointReading, Losses, Snapshot
 from collector.nccl.transfers import MOVED, STEPPED, ForeignParts, add_part_bytes, claim, join_operations
 from lockstep import wire
 from lockstep.clock import NS_PER_S

@@ -13,7 +13,6 @@ from collector.kernel.process import Environment, read_environment
 from collector.nccl.aggregator import Aggregator
 from collector.nccl.arrays import Array
 from collector.nccl.budget import WHOLE_SHARE, sampled_share
-from collector.nccl.checkpoint import FileKey, FileMemory
 from collector.nccl.communicators import Origin
 from collector.nccl.detail import Detail, KeptProcess, RankDetail, wanted_detail
 from collector.nccl.finding import FoundFile, RingDirectories
@@ -21,7 +20,7 @@ from collector.nccl.host_aggregator import HostAggregator
 from collector.nccl.ownership import Claim, Owner, find_gpu, find_owner, host_gpus
 from collector.nccl.progress import Overdue, UsualTimes
 from collector.nccl.ringfile import Live, RingFile, open_ring
-from collector.nccl.snapshot import Reading, Snapshot, take_reading
+from collector.nccl.snapshot import FileKey, FileMemory, Reading, Snapshot, take_reading
 from lockstep import wire
 from lockstep.clock import NS_PER_S
 from lockstep.errors import BadRing, RingNotReady

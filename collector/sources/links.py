@@ -2,22 +2,20 @@
 
 By netlink, in the network namespace of this process; from /sys where the kernel refuses netlink or where `root` is a
 folder. An event carries the time at which the kernel told the change; one that it did not tell, that of the reading
-that saw it. What the counters of TCP mean is in kernel/tcp_flows.py.
+that saw it. What the counters of TCP mean is in kernel/inet_diag.py.
 """
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import structlog
 
 from collector.kernel.change_log import ChangeLog
-from collector.kernel.inet_diag import SENDING_STATES, TcpTable, read_tcp_table
+from collector.kernel.inet_diag import FlowWatch, NicFlows, TcpTable, read_tcp_table
 from collector.kernel.link_reader import KernelLinks, read_files, read_speed
 from collector.kernel.links import REQUIRED, Link, LinkSnapshot, Queue
-from collector.kernel.tcp_flows import FlowWatch, NicFlows
 from collector.sources.source import EventReporter, PlainSource, Reading, tables_of
 from lockstep.batches import DetailRequest
 from lockstep.clock import NS_PER_S, Clock, SystemClock
@@ -120,7 +118,6 @@ _log = structlog.get_logger("links")
 _NO_NETLINK = "the kernel refuses netlink, files are read instead"
 _NO_RETRANS = "retransmissions are not counted"
 _MAX_WATCHES = 1024  # interfaces remembered; beyond it those that are gone are forgotten
-_READ_SENDING = partial(read_tcp_table, states=SENDING_STATES)
 
 
 class LinksSource(PlainSource):
@@ -141,7 +138,7 @@ class LinksSource(PlainSource):
         named: Collection[str] = (),
         clock: Clock | None = None,
         open_kernel: Callable[[Path, Clock], KernelLinks] | None = None,
-        read_flows: Callable[[], TcpTable] = _READ_SENDING,
+        read_flows: Callable[[], TcpTable] = read_tcp_table,
     ) -> None:
         self._host, self._net, self._named = host, root / "sys/class/net", frozenset(named)
         self._clock = clock or SystemClock()

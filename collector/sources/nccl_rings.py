@@ -10,14 +10,20 @@ import pyarrow as pa
 
 from collector.nccl.aggregator import Aggregator, ForeignJoiner
 from collector.nccl.budget import CROWDED_S, PERIOD_S, URGENT_S, Allowance, Budget, grant, spend, will_crowd
-from collector.nccl.checkpoint import AggregatorState, Checkpoint, FileMemory, decode, encode
 from collector.nccl.detail import KeptDetail, MinutesRequests, Replay, allowed_level, read_details
 from collector.nccl.host_aggregator import DELAY_NS, HostAggregator
 from collector.nccl.ledger import Ledger
 from collector.nccl.processes import FILE_FAULTS, FollowedProcess, RingIntake
 from collector.nccl.progress import mean_times, progress_rows
+from collector.nccl.snapshot import (
+    AggregatorState,
+    Checkpoint,
+    FileMemory,
+    Snapshot,
+    decode_checkpoint,
+    encode_checkpoint,
+)
 from collector.nccl.snapshot import Reading as RingReading
-from collector.nccl.snapshot import Snapshot
 from collector.sources.source import EventReporter, Reading, tables_of
 from lockstep import wire
 from lockstep.batches import DetailRequest
@@ -116,7 +122,7 @@ class NcclRingsSource:
 
     def resume(self, checkpoint: bytes) -> None:
         """Go on where the rows that were kept end."""
-        known = decode(checkpoint)
+        known = decode_checkpoint(checkpoint)
         self._ledger.seconds.since_ns = known.since_ns
         if known.share is not None:
             self._allowance = Allowance(self._allowance.budget, known.share)
@@ -269,7 +275,7 @@ class NcclRingsSource:
             ring, state = process.ring, states.get(process.aggregator.member.origin, AggregatorState(until_ns, share))
             memory = FileMemory(ring.uid, process.origin, ring.position, state)
             files[*ring.inode, ring.identity.created_ns] = memory
-        return encode(Checkpoint(self._ledger.seconds.since_ns, share, files))
+        return encode_checkpoint(Checkpoint(self._ledger.seconds.since_ns, share, files))
 
     def _refuse(self, sentences: Sequence[str], now_ns: int) -> None:
         report = EventReporter(self._host, self.name, f"host:{self._host}").report

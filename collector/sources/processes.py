@@ -1,27 +1,135 @@
 """The ranks' processes: stopped, stuck in the kernel, ended and how; and what `lockstep run` tells of its command."""
 
+import contextlib
+import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
 import structlog
 
 from collector.kernel.change_log import ChangeLog
-from collector.kernel.exits import EndTimes, Exit, ProcConnector, describe_end
-from collector.kernel.process import ProcessStat, RingHolders, read_membership, read_stat, read_wait_channel
-from collector.kernel.run_reports import FoundReport, RunReports
+from collector.kernel.foreign_file import ForeignFile, check_directory
+from collector.kernel.process import (
+    EndTimes,
+    Exit,
+    ProcConnector,
+    ProcessStat,
+    RingHolders,
+    describe_end,
+    read_membership,
+    read_stat,
+    read_wait_channel,
+)
 from collector.sources.source import EventReporter, PlainSource, Reading, filled_tables_of
 from lockstep.batches import DetailRequest
 from lockstep.clock import NS_PER_S
-from lockstep.errors import LockstepError, NotPresent
+from lockstep.errors import BadInput, BadRing, LockstepError, NotPresent
 from lockstep.records import Event
-from lockstep.supervision import REPORT_DIRECTORIES, Membership, RunReport
+from lockstep.supervision import REPORT_DIRECTORIES, REPORT_LIMIT_BYTES, Membership, RunReport, decode_report
 from lockstep.topology import host_name
 
 _log = structlog.get_logger("processes")
+
+_MOST_NAMES = 4_096  # looked at in one directory; ring files and reports of far more ranks than a host has
+_MOST_REPORTS = 64  # in one read; the others wait for the next, so that a flood cannot fill a batch
+
+Inode = tuple[int, int, int]  # device, number, and when it last changed: file systems use a number again
+
+
+@dataclass(frozen=True)
+class FoundReport:
+    """A report, and who wrote it as the kernel says."""
+
+    report: RunReport
+    uid: int
+
+
+class RunReports:
+    """Reads what `lockstep run` left beside the ring files, and trusts none of it; what is no report stays there."""
+
+    def __init__(self, root: Path, directories: Sequence[Path] = REPORT_DIRECTORIES) -> None:
+        self._directories = [root / directory.relative_to("/") for directory in directories]
+        self._distrusted: set[Path] = set()
+        self._done: set[Inode] = set()  # still there, and not to be read again
+        self._refused: list[str] = []  # why, in this read
+
+    def read(self) -> list[FoundReport]:
+        """Return the new reports; a file is taken away as soon as it was read."""
+        listed = [file for directory in self._directories for file in self._list(directory)]
+        self._done &= {inode for _, inode in listed}
+        fresh = ((path, inode) for path, inode in listed if inode not in self._done)
+        self._refused = []
+        reports = list(islice((found for path, inode in fresh if (found := self._take(path, inode))), _MOST_REPORTS))
+        if self._refused:  # one line, however many files somebody has put there
+            _log.warning("files are no run reports and stay", files=len(self._refused), first=self._refused[0])
+        return reports
+
+    def _list(self, directory: Path) -> list[tuple[Path, Inode]]:
+        if not os.path.lexists(directory):
+            return []
+        try:
+            check_directory(directory)
+            self._distrusted.discard(directory)
+            return list(islice(_candidates(directory), _MOST_NAMES))
+        except (BadRing, OSError) as error:
+            if directory not in self._distrusted:
+                _log.warning("directory of run reports is not read", error=str(error))
+            self._distrusted.add(directory)
+            return []
+
+    def _take(self, path: Path, inode: Inode) -> FoundReport | None:
+        self._done.add(inode)
+        try:
+            found = _read_report(path, inode)
+        except BadInput as error:
+            self._refused.append(str(error))
+            return None
+        _remove(path, inode)
+        return found
+
+
+def _candidates(directory: Path) -> Iterator[tuple[Path, Inode]]:
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.startswith("run-") and entry.name.endswith(".json"):
+                with contextlib.suppress(FileNotFoundError):  # its owner has just taken it back
+                    found = os.lstat(entry.path)
+                    yield Path(entry.path), _inode(found)
+
+
+def _read_report(path: Path, inode: Inode) -> FoundReport:
+    file = ForeignFile(path)
+    try:
+        if file.inode != inode[:2]:
+            raise file.bad("was replaced while it was looked at")
+        if file.size > REPORT_LIMIT_BYTES:
+            raise file.bad(f"has {file.size} bytes, and a report {REPORT_LIMIT_BYTES} at most")
+        return FoundReport(decode_report(file.read_at(0, file.size).tobytes()), file.uid)
+    except BadRing:
+        raise
+    except BadInput as error:
+        raise file.bad(str(error)) from None
+    finally:
+        file.close()
+
+
+def _remove(path: Path, inode: Inode) -> None:
+    """Take away the file that was read and no other; where only its owner may, it stays and is not read again."""
+    try:
+        if _inode(os.lstat(path)) == inode:
+            path.unlink()
+    except OSError as error:
+        _log.info("run report was read and cannot be removed", file=path.name, error=error.strerror)
+
+
+def _inode(found: os.stat_result) -> Inode:
+    return found.st_dev, found.st_ino, found.st_ctime_ns
+
 
 STUCK_READS = 5  # seconds in a row; a disk that is only busy lets a process go in between
 _MOST_RANKS = 1_024  # watched on one host, whatever claims to be one

@@ -6,11 +6,11 @@ from contextlib import closing
 from unittest.mock import Mock
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from collector.shipping import Batch, GatewayClient, MemoryQueue, Shipper
-from collector.store_client import StoreClient, open_client
+from collector.shipping import Batch, GatewayClient, MemoryQueue, Shipper, StoreClient, open_store_client
 from lockstep.batches import DetailRequest, Receipt, encode_batch
 from lockstep.errors import BadInput, DestinationAway, ServerRefused
 from lockstep.records import Event, NicCounter
@@ -137,7 +137,7 @@ def test_batch_sent_twice_is_there_once_in_every_table(embedded_store: Store) ->
 
 
 def test_store_that_is_away_leaves_the_batch_where_it_is() -> None:
-    client = open_client("http://user@127.0.0.1:1/lockstep", "", "h0")
+    client = open_store_client("http://user@127.0.0.1:1/lockstep", "", "h0")
     with pytest.raises(DestinationAway, match="the store does not take rows"):
         client.send(Batch("b1", 1, encode_batch({"events": rows(make(Event))}), rows=1))
     client.close()
@@ -187,6 +187,7 @@ class QueueAgainstAList(RuleBasedStateMachine):
 
 
 TestQueueAgainstAList = QueueAgainstAList.TestCase
+TestQueueAgainstAList.settings = settings(stateful_step_count=20)
 
 
 def test_failures_are_repeated_ever_later_and_a_receipt_forgets_them() -> None:

@@ -10,11 +10,25 @@ from typing import NamedTuple
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from importers.traces.nccl_abi import arguments_layout, layout
-from importers.traces.nccl_abi.layouts import RELEASES, ReleaseFacts, StructureFacts, facts_file, release_facts
+from importers.traces.nccl_abi import (
+    RELEASES,
+    ReleaseFacts,
+    StructureFacts,
+    arguments_layout,
+    facts_file,
+    layout,
+    release_facts,
+)
 from lockstep.errors import BadInput, NotPresent
-from nccl_plugin.abi import names
-from nccl_plugin.abi.read_dwarf import as_text, by, find_type, structure_facts, top_level_types, versions_of
+from nccl_plugin.abi.read_dwarf import (
+    DESCRIPTOR,
+    as_text,
+    by,
+    find_type,
+    structure_facts,
+    top_level_types,
+    versions_of,
+)
 
 PLUGIN = Path(__file__).resolve().parents[2] / "nccl_plugin"
 NEWEST = RELEASES[-1]
@@ -140,4 +154,4 @@ def test_a_layout_has_its_size_and_its_fields_and_what_no_release_has_is_refused
     with pytest.raises(NotPresent, match="version 8"):
         layout(8)
     with pytest.raises(BadInput, match="coolness"):
-        by(names.DESCRIPTOR)("coolness")
+        by(DESCRIPTOR)("coolness")

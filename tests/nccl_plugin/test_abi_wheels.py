@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from importers.traces.nccl_abi.layouts import RELEASES, facts_file
+from importers.traces.nccl_abi import RELEASES, facts_file
 from lockstep.errors import NotPresent
 from nccl_plugin.abi import read_dwarf
 from nccl_plugin.abi.read_dwarf import LIBRARY, as_text, downloaded_library, read_release

@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 
 from collector.connections.log_lines import FailedCompletion, Warned, read_line, understand
-from collector.connections.warnings import load_words
-from collector.kernel.exits import Exit
 from collector.kernel.links import Link
-from collector.kernel.run_reports import RunReports
+from collector.kernel.process import Exit
+from collector.sources.connections import load_words
 from collector.sources.links import LinkWatch
-from collector.sources.processes import ProcessesSource
+from collector.sources.processes import ProcessesSource, RunReports
 from lockstep.clock import NS_PER_S
 from simulator.events import CLOSING_S, FIRST_PID, RETRY_BUDGET_S, find_flapping
 from simulator.scenario import JobShape, Scenario

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from collector.connections import log_report
 from collector.connections.log_lines import ChannelLine, CommBegins, CommChange, ProxyLine, Warned
 from collector.connections.log_report import LIKELY, MOST_COMMS, SURE, UNKNOWN, CommBook, LogReport, child_id
-from collector.connections.warnings import load_words
+from collector.sources.connections import load_words
 from tests.collector.sources.imitated_nccl import REAL_LOG, REAL_PID
 
 HEAD = b"n1:417:417 [0] NCCL INFO "

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from collector.connections.nics import HostNics, read_nics
 from collector.connections.processes import NcclProcesses, find_job, socket_inodes
+from collector.connections.rows import HostNics, read_nics
 from lockstep.errors import NotPresent
 from lockstep.topology import Gpu, Nic, Node, Topology
 from tests.collector.sources.imitated_nccl import imitate_process

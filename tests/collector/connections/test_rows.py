@@ -3,9 +3,17 @@
 from dataclasses import replace
 
 from collector.connections.log_report import LoggedConnection
-from collector.connections.nics import HostNics
-from collector.connections.rows import Key, Owner, SentRows, is_better, network_transport, rows_of_log, worth_of
-from collector.connections.warnings import load_words
+from collector.connections.rows import (
+    HostNics,
+    Key,
+    Owner,
+    SentRows,
+    is_better,
+    network_transport,
+    rows_of_log,
+    worth_of,
+)
+from collector.sources.connections import load_words
 from lockstep.records import Connection
 
 OWNER = Owner((42, 7), "h0", "job", 0, 1)

@@ -5,14 +5,25 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from dataclasses import asdict
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from collector.kernel import inet_diag
-from collector.kernel.inet_diag import TcpSocket, decode_sockets, list_tcp_sockets, read_tcp_table, records_of
+from collector.kernel.inet_diag import (
+    TCP_COUNTERS,
+    FlowWatch,
+    NicFlows,
+    TcpSocket,
+    TcpTable,
+    decode_sockets,
+    list_tcp_sockets,
+    read_tcp_table,
+    records_of,
+)
 from collector.kernel.netlink import Datagram, NetlinkSocket, pack_attribute
 from lockstep.errors import NotPresent
 from tests.collector.sources.link_namespaces import Flow, joined_namespaces
@@ -31,6 +42,12 @@ def connection() -> Iterator[Connection]:
     with ExitStack() as opened:
         client, server = connect("127.0.0.1")
         yield opened.enter_context(client), opened.enter_context(server)
+
+
+def state_of(end: socket.socket, *states: int) -> int:
+    table = read_tcp_table(states=states)
+    (state,) = table.socket["state"][table.socket["inode"] == os.fstat(end.fileno()).st_ino]
+    return int(state)
 
 
 def found(sockets: list[TcpSocket], end: socket.socket) -> TcpSocket:
@@ -67,15 +84,13 @@ def test_both_ends_of_a_connection_are_listed_with_the_flow_that_the_socket_itse
     mine = found(list_tcp_sockets(), client)
     assert (mine.local, mine.lport) == client.getsockname()
     assert (mine.remote, mine.rport) == server.getsockname()
-    assert (mine.state, mine.uid, mine.interface) == (1, os.getuid(), 0)
     assert mine.cookie == int.from_bytes(client.getsockopt(socket.SOL_SOCKET, 57, 8), "little")  # SO_COOKIE
-    assert (mine.bytes_sent, mine.bytes_retrans, mine.retrans_total, mine.lost) == (100_000, 0, 0, 0)
-    rtt, variation = struct.unpack_from("=II", info, 68)
-    (floor,), (busy,) = struct.unpack_from("=I", info, 148), struct.unpack_from("=Q", info, 168)
-    assert (mine.rtt_us, mine.rttvar_us, mine.min_rtt_us, mine.busy_us) == (rtt, variation, floor, busy)
-    assert mine.rtt_us
-    assert mine.delivery_rate_bps == 8 * struct.unpack_from("=Q", info, 160)[0]
-    assert found(list_tcp_sockets(), server).bytes_sent == 0
+    assert (mine.bytes_sent, found(list_tcp_sockets(), server).bytes_sent) == (100_000, 0)
+    table = read_tcp_table()
+    (row,) = table.info[table.socket["inode"] == mine.inode]
+    (rtt,), (floor,) = struct.unpack_from("=I", info, 68), struct.unpack_from("=I", info, 148)
+    assert (row["rtt_us"], row["min_rtt_us"], row["retrans_total"], row["lost"]) == (rtt, floor, 0, 0)
+    assert rtt
 
 
 def test_addresses_of_ipv6_are_listed_and_ipv4_in_them_is_ipv4() -> None:
@@ -96,11 +111,11 @@ def test_only_sockets_in_the_wanted_states_are_listed(connection: Connection) ->
         inodes = {each.inode for each in list_tcp_sockets()}
         assert os.fstat(listener.fileno()).st_ino not in inodes
         assert os.fstat(client.fileno()).st_ino in inodes
-        assert found(list_tcp_sockets(states=(10,)), listener).state == 10
+        assert state_of(listener, 10) == 10
     server.shutdown(socket.SHUT_WR)
     assert client.recv(1) == b""
     assert not [each for each in list_tcp_sockets() if each.inode == os.fstat(client.fileno()).st_ino]
-    assert found(list_tcp_sockets(states=inet_diag.SENDING_STATES), client).state == 8  # CLOSE_WAIT
+    assert state_of(client, *inet_diag.SENDING_STATES) == 8  # CLOSE_WAIT
 
 
 def test_hundreds_of_sockets_come_each_once_and_a_table_too_large_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,33 +152,34 @@ def test_kernel_that_does_not_list_sockets_is_an_answer(monkeypatch: pytest.Monk
 
 def test_message_is_decoded_field_by_field() -> None:
     info = bytearray(232)
-    for at, value in {24: 4, 32: 5, 68: 100, 72: 50, 100: 9, 148: 80}.items():
+    for at, value in {24: 4, 32: 5, 44: 7, 68: 100, 100: 9, 148: 80}.items():
         struct.pack_into("=I", info, at, value)
-    for at, wide in {160: 1_000, 168: 7, 200: 2**40, 208: 3_000}.items():
-        struct.pack_into("=Q", info, at, wide)
-    (mine,) = records_of(decode_sockets(datagram(diag_message(info=bytes(info)))))
-    expected: dict[str, object] = {"inode": 4711, "uid": 1000, "state": 1, "interface": 3, "cookie": 77}
-    expected |= {"local": "10.0.0.1", "lport": 40_000, "remote": "10.0.0.2", "rport": 443}
-    expected |= {"retrans_total": 9, "rtt_us": 100, "rttvar_us": 50, "min_rtt_us": 80, "delivery_rate_bps": 8_000}
-    expected |= {"lost": 5, "unacked": 4, "bytes_sent": 2**40, "bytes_retrans": 3_000, "busy_us": 7}
-    assert asdict(mine) == expected
+    struct.pack_into("=Q", info, 200, 2**40)
+    table = decode_sockets(datagram(diag_message(info=bytes(info))))
+    assert records_of(table) == [TcpSocket(4711, "10.0.0.1", 40_000, "10.0.0.2", 443, 77, 2**40)]
+    (row,) = table.info
+    told = dict(zip(row.dtype.names, row.item(), strict=True))
+    expected = {"unacked": 4, "lost": 5, "last_data_sent_ms": 7, "rtt_us": 100, "retrans_total": 9, "min_rtt_us": 80}
+    assert told == expected | {"bytes_sent": 2**40}
+    assert (table.socket["state"][0], table.socket["uid"][0], table.socket["interface"][0]) == (1, 1000, 3)
 
 
-@pytest.mark.parametrize(("length", "known"), [(0, 0), (104, 5), (152, 6), (192, 8), (216, 10), (400, 10)])
-def test_older_kernel_that_says_less_leaves_the_rest_unknown(length: int, known: int) -> None:
-    (mine,) = records_of(decode_sockets(datagram(diag_message(info=b"\1" * length))))
-    flow = [mine.retrans_total, mine.rtt_us, mine.rttvar_us, mine.lost, mine.unacked, mine.min_rtt_us]
-    flow += [mine.delivery_rate_bps, mine.busy_us, mine.bytes_sent, mine.bytes_retrans]
-    assert [value is not None for value in flow] == [True] * known + [False] * (10 - known)
+def test_older_kernel_that_says_less_leaves_the_rest_unknown() -> None:
+    fields = ("unacked", "lost", "last_data_sent_ms", "rtt_us", "retrans_total", "min_rtt_us", "bytes_sent")
+    for length, known in ((0, 0), (104, 5), (152, 6), (207, 6), (208, 7), (400, 7)):
+        table = decode_sockets(datagram(diag_message(info=b"\1" * length)))
+        assert [table.knows(field)[0] for field in fields] == [True] * known + [False] * (7 - known)
+        assert bool(records_of(table)[0].bytes_sent) == (length >= 208)
 
 
 def test_round_trip_never_measured_is_unknown_and_sockets_with_and_without_information_do_not_mix() -> None:
     info = bytearray(232)
     struct.pack_into("=I", info, 148, 0xFFFF_FFFF)
-    (mine,) = records_of(decode_sockets(datagram(diag_message(info=bytes(info)))))
-    assert (mine.rtt_us, mine.rttvar_us, mine.min_rtt_us) == (None, None, None)
+    table = decode_sockets(datagram(diag_message(info=bytes(info))))
+    assert not table.knows("rtt_us")[0]
+    assert not table.knows("min_rtt_us")[0]
     table = decode_sockets(datagram(diag_message(info=None), diag_message(info=b"\1" * 232), b"short"))
-    assert [each.retrans_total for each in records_of(table)] == [None, 0x01010101]
+    assert table.knows("retrans_total").tolist() == [False, True]
     assert table.info["lost"].tolist() == [0, 0x01010101]  # sums over a column need no mask
 
 
@@ -173,3 +189,127 @@ def test_garbage_never_raises_and_never_moves_what_is_before_it(messages: list[b
     assert len(records_of(decode_sockets(datagram(*messages)))) == len(whole)
     (mine,) = records_of(decode_sockets(datagram(diag_message()[:72] + garbage)))
     assert (mine.inode, mine.lport) == (4711, 40_000)
+
+
+HERE, OTHER_NIC, THERE = "10.0.0.1", "10.0.1.1", "10.0.0.2"
+NICS = {2: "eth0", 3: "eth1"}
+
+
+def address(text: str) -> bytes:
+    return socket.inet_pton(socket.AF_INET6, text if ":" in text else f"::ffff:{text}")
+
+
+ADDRESSES = {address(HERE): 2, address(OTHER_NIC): 3, address("127.0.0.1"): 1, address("fd00::1"): 2}
+
+
+def flow(cookie: int, retrans: int = 0, **fields: Any) -> dict[str, Any]:
+    return {"cookie": cookie, "retrans_total": retrans, "rtt_us": 100, "min_rtt_us": 50, **fields}
+
+
+def table(*flows: dict[str, Any], info_bytes: int = 208, is_cut: bool = False) -> TcpTable:
+    """Return flows as the kernel lists them; from HERE to THERE unless said otherwise."""
+    empty = decode_sockets(Datagram(b"", []))
+    sockets, infos = np.zeros(len(flows), empty.socket.dtype), np.zeros(len(flows), empty.info.dtype)
+    for row, told in enumerate(flows):
+        ends = {"local": HERE, "remote": THERE, **told}
+        is_ipv6 = ":" in ends["local"]
+        sockets["family"][row] = socket.AF_INET6 if is_ipv6 else socket.AF_INET
+        for end in ("local", "remote"):
+            raw = address(ends[end]) if is_ipv6 else socket.inet_aton(ends[end]) + bytes(12)
+            sockets[end][row] = np.void(raw)
+        for name in told.keys() & set(sockets.dtype.names) - {"local", "remote"}:
+            sockets[name][row] = told[name]
+        for name in told.keys() & set(infos.dtype.names):
+            infos[name][row] = told[name]
+    return TcpTable(sockets, infos, np.full(len(flows), info_bytes), is_cut)
+
+
+class Host:
+    def __init__(self) -> None:
+        self.watch = FlowWatch()
+
+    def observe(self, *flows: dict[str, Any], **options: Any) -> dict[str, NicFlows]:
+        return self.watch.observe(table(*flows, **options), NICS, ADDRESSES)
+
+    def retrans(self, *flows: dict[str, Any], **options: Any) -> int:
+        return self.observe(*flows, **options)["eth0"].retrans
+
+
+def test_flows_are_counted_for_the_nic_with_their_local_address() -> None:
+    found = Host().observe(flow(1, 5), flow(2, 7, local=OTHER_NIC), flow(3, 11, local="fd00::1", remote="fd00::2"))
+    assert {name: flows.retrans for name, flows in found.items()} == {"eth0": 16, "eth1": 7}
+    assert found["eth0"].counters["tcp_flows"] == 2
+
+
+@pytest.mark.parametrize(
+    ("ends", "counted"),
+    [
+        ({"interface": 3}, (0, 5)),  # it is bound to it
+        ({"local": f"::ffff:{HERE}", "remote": f"::ffff:{THERE}"}, (5, 0)),
+        *(({"remote": inside}, (0, 0)) for inside in (HERE, OTHER_NIC, "127.0.0.1")),
+        *(({"local": no_nic}, (0, 0)) for no_nic in ("127.0.0.1", "10.7.7.7")),
+    ],
+)
+def test_flow_is_counted_where_it_leaves_the_host(ends: dict[str, Any], counted: tuple[int, int]) -> None:
+    found = Host().observe(flow(1, 5, **ends))
+    assert (found["eth0"].retrans, found["eth1"].retrans) == counted
+    assert found["eth0"].counters["tcp_flows"] == bool(counted[0])
+
+
+@pytest.mark.parametrize(
+    ("readings", "totals"),
+    [
+        ([(flow(1, 5), flow(2, 0)), (flow(1, 8), flow(2, 1)), (flow(2, 1), flow(1, 8))], [5, 9, 9]),
+        ([(flow(1, 5),), (), (flow(2, 0),), (flow(2, 3),), ()], [5, 5, 5, 8, 8]),
+        ([(flow(1, 5),), (), (), (flow(1, 6),)], [5, 5, 5, 6]),
+        ([(flow(1, total),) for total in (5, 4, 6)], [5, 5, 7]),
+    ],
+    ids=["rises", "flows end and begin", "a dump skips one", "a count falls"],
+)
+def test_total_rises_by_what_was_sent_again_and_never_falls(
+    readings: list[tuple[dict[str, Any], ...]], totals: list[int]
+) -> None:
+    host = Host()
+    assert [host.retrans(*flows) for flows in readings] == totals
+    for _ in range(inet_diag._PATIENCE + 1):
+        assert host.retrans() == totals[-1]
+    assert len(host.watch._cookies) == 0, "flows that are long gone are forgotten"
+
+
+def test_flow_listed_twice_counts_once_and_one_that_is_new_in_a_cut_table_from_where_it_is_seen() -> None:
+    found = Host().observe(flow(1, 5), flow(1, 5))["eth0"]
+    assert (found.retrans, found.counters["tcp_flows"]) == (5, 1)
+    host = Host()
+    assert [host.retrans(flow(1, total), is_cut=True) for total in (1_000, 1_003)] == [0, 3]
+    unknown = Host().observe(flow(1, 5), info_bytes=0)["eth0"]
+    assert unknown.retrans == 0
+    assert unknown.counters == {"tcp_flows": 1, "tcp_flows_sending": 0, "tcp_lost": 0, "tcp_unacked": 0}
+
+
+def test_worst_flow_is_named_by_its_ports() -> None:
+    host = Host()
+    host.observe(flow(1, 0), flow(2, 100))
+    counters = host.observe(
+        flow(1, 4, rtt_us=900, lport=1001, rport=501, lost=2, unacked=3),
+        flow(2, 101, rtt_us=100, min_rtt_us=40, lport=1002, rport=502, lost=1, unacked=4),
+        flow(3, 0, rtt_us=200, lport=1003, rport=503),
+    )["eth0"].counters
+    round_trip = {"median_us": 200, "max_us": 900, "max_lport": 1001, "max_rport": 501, "floor_us": 40}
+    expected = {"flows": 3, "flows_sending": 3, "lost": 3, "unacked": 7, "retrans_max": 4}
+    expected |= {"retrans_max_lport": 1001, "retrans_max_rport": 501}
+    expected |= {f"rtt_{name}": value for name, value in round_trip.items()}
+    assert counters == {f"tcp_{name}": value for name, value in expected.items()}
+    assert counters.keys() == TCP_COUNTERS.keys()
+    rests = flow(2, rtt_us=9_000, last_data_sent_ms=60_000)  # so that its round trip is too old to count
+    counters = Host().observe(flow(1, rtt_us=100), rests)["eth0"].counters
+    assert (counters["tcp_rtt_max_us"], counters["tcp_flows_sending"], counters["tcp_flows"]) == (100, 1, 2)
+
+
+def test_only_nics_with_an_address_are_reported_and_gone_ones_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inet_diag, "_MOST_NICS", 3)
+    watch = FlowWatch()
+    assert watch.observe(table(), NICS, {address(HERE): 2}).keys() == {"eth0"}
+    for number in range(10):
+        found = watch.observe(table(), {2: f"eth{number}"}, {address(HERE): 2})
+    assert len(found) <= 4
+    assert "eth9" in found

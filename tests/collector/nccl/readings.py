@@ -35,7 +35,6 @@ IDENTITY = Identity(
     world_rank=0,
     world_size=4,
     local_rank=0,
-    visible_gpus="",
     plugin_version="test",
     nccl_version="2.32.3",
     api_version=7,

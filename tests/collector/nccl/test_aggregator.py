@@ -218,7 +218,7 @@ def forge_reading(rng: np.random.Generator) -> Reading:
     return reading(*records, live=[rows, forge(rng, wire.OPERATION, 5), transfers], comms=[comms])
 
 
-@pytest.mark.parametrize("seed", long_except(range(4), range(20)))
+@pytest.mark.parametrize("seed", long_except(range(2), range(20)))
 def test_rows_of_forged_records_fit_their_tables(seed: int) -> None:
     rng = np.random.default_rng(seed)
     aggregator = Aggregator(ORIGIN)
@@ -236,7 +236,7 @@ def test_rows_of_forged_records_fit_their_tables(seed: int) -> None:
     assert count > 0
 
 
-@pytest.mark.parametrize("seed", long_except(range(2), range(10)))
+@pytest.mark.parametrize("seed", long_except([0], range(10)))
 def test_forged_records_of_one_process_do_not_touch_those_of_another_that_are_folded_with_it(seed: int) -> None:
     rng = np.random.default_rng(seed)
     together, alone = Ledger(), Ledger()

@@ -7,12 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collector.nccl.budget import WHOLE_SHARE, Allowance, Budget, grant, largest_share, lot_of, spend
-from collector.nccl.checkpoint import AggregatorState, Checkpoint, FileMemory, decode, encode
 from collector.nccl.communicators import CommunicatorHistory, HostCommunicators, Origin
 from collector.nccl.draining import Cursor
 from collector.nccl.operations import KNOWN, learn_operations
 from collector.nccl.ringfile import open_ring
-from collector.nccl.snapshot import take_reading
+from collector.nccl.snapshot import (
+    AggregatorState,
+    Checkpoint,
+    FileMemory,
+    decode_checkpoint,
+    encode_checkpoint,
+    take_reading,
+)
 from lockstep import wire
 from lockstep.clock import NS_PER_S
 from tests.collector.sources.imitated_rings import do_more, resting
@@ -75,21 +81,21 @@ MEMORY = FileMemory(1000, ORIGIN, [Cursor(), Cursor(9, 12)], AggregatorState(3, 
 
 
 def test_checkpoint_comes_back_as_it_was_and_that_of_another_version_is_nothing() -> None:
-    given_back = decode(encode(Checkpoint(7, 4096, {(1, 2, 3): MEMORY})))
+    given_back = decode_checkpoint(encode_checkpoint(Checkpoint(7, 4096, {(1, 2, 3): MEMORY})))
     assert (given_back.since_ns, given_back.share) == (7, 4096)
     memory = given_back.files[1, 2, 3]
     assert (memory.uid, memory.origin, memory.position) == (MEMORY.uid, MEMORY.origin, MEMORY.position)
     assert (memory.aggregator.now_ns, memory.aggregator.share) == (3, 4096)
     assert np.array_equal(memory.aggregator.pending, HANDLES)
     assert len(memory.aggregator.written) == 0
-    assert decode(encode(Checkpoint(7)).replace(b'"version":1', b'"version":2')) == Checkpoint()
+    assert decode_checkpoint(encode_checkpoint(Checkpoint(7)).replace(b'"version":1', b'"version":2')) == Checkpoint()
 
 
 @given(st.binary(max_size=200), st.integers(0, 400))
 def test_broken_checkpoint_is_nothing(noise: bytes, index: int) -> None:
-    whole = encode(Checkpoint(7, 4096, {(1, 2, 3): MEMORY}))
-    assert decode(noise) == Checkpoint()
-    assert isinstance(decode(whole[:index] + noise + whole[index + len(noise) :]), Checkpoint)
+    whole = encode_checkpoint(Checkpoint(7, 4096, {(1, 2, 3): MEMORY}))
+    assert decode_checkpoint(noise) == Checkpoint()
+    assert isinstance(decode_checkpoint(whole[:index] + noise + whole[index + len(noise) :]), Checkpoint)
 
 
 def test_operations_that_the_plugin_sampled_are_those_with_the_lowest_lots(

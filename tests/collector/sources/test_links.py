@@ -16,7 +16,7 @@ from collector.kernel.links import REQUIRED, Link, LinkSnapshot
 from collector.sources.links import FLAPPING_DOWNS, FLAPPING_NS, LinksSource, LinkWatch
 from lockstep.errors import NotPresent
 from tests.builders import SECOND, T0
-from tests.collector.kernel.test_tcp_flows import flow, table
+from tests.collector.kernel.test_inet_diag import flow, table
 from tests.collector.sources.reader import Reader, Row
 
 COUNTERS = {"rx_bytes": 2**64 - 1, "tx_bytes": 1_000, "rx_errors": 1, "tx_errors": 2}

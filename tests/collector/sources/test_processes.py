@@ -13,9 +13,8 @@ from unittest.mock import Mock
 import pytest
 from structlog.testing import capture_logs
 
-from collector.kernel.exits import Exit, ProcConnector
-from collector.kernel.run_reports import RunReports
-from collector.sources.processes import STUCK_READS, Exits, ProcessesSource
+from collector.kernel.process import Exit, ProcConnector
+from collector.sources.processes import STUCK_READS, Exits, ProcessesSource, RunReports
 from lockstep.errors import BadRing, NotPresent
 from tests.builders import SECOND, T0
 from tests.collector.sources.reader import Reader
@@ -99,7 +98,7 @@ def test_rank_that_hangs_in_the_kernel_is_reported_after_some_looks() -> None:
     hang = f"ctypes.CDLL(None).syscall({CLONE[platform.machine()]}, {CLONE_VFORK | 17}, 0, 0, 0, 0)"
     show = "print(os.getpid(), flush=True)"
     forever = f"import ctypes, os, time; {show}; {hang}; {show}; time.sleep(1000)"
-    with rank(sys.executable, "-c", forever) as process:
+    with rank(sys.executable, "-ISc", forever) as process:
         assert process.stdout is not None
         assert int(process.stdout.readline()) == process.pid
         child = int(process.stdout.readline())

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from importers.traces.formats import FORMATS, import_recordings
-from importers.traces.recognition import recognize
+from importers.traces.formats import FORMATS, import_recordings, recognize
 from lockstep.capture.files import Capture, read_capture
 from lockstep.errors import BadInput
 from tests.cli.commands import check_failure, run_process

@@ -1,6 +1,6 @@
 """The layout of one version of NCCL's profiler interface, for code that builds or reads descriptors byte by byte.
 
-The files beside this module are made by nccl_plugin/abi/read_dwarf.py, a release of NCCL each; names are those of
+The files in nccl_releases are made by nccl_plugin/abi/read_dwarf.py, a release of NCCL each; names are those of
 nccl_plugin/descriptors.h. Releases agree on every version that they share (a test holds them to it).
 """
 
@@ -86,7 +86,7 @@ def arguments_layout(api_version: int) -> Layout:
 
 def facts_file(release: str) -> Path:
     """Return where the facts of this release stand, or are to be written."""
-    return Path(__file__).with_name(f"{release}.json")
+    return Path(__file__).parent / "nccl_releases" / f"{release}.json"
 
 
 @cache

@@ -2,21 +2,19 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from collector.kernel.run_reports import RunReports
-from collector.sources.processes import ProcessesSource
+from cli.run import _report
+from collector.sources.processes import ProcessesSource, RunReports
+from collector.supervision import Ending
 from lockstep.clock import NS_PER_S
 from lockstep.errors import NotPresent
 from tests.builders import SECOND, T0
 
-REPO = Path(__file__).resolve().parents[3]
 SAID: dict[str, Any] = {"version": 1, "pid": 42, "program": "python3", "member": {"rank": 3, "job": "4711"}}
 SAID |= {"started_ns": T0 - 60 * SECOND, "ended_ns": T0 - SECOND // 2, "exit_code": 1, "signal": None}
 SAID |= {"exception": {"name": "ValueError", "message": "no loss"}, "stderr_tail": ["step 7", "ValueError: no loss"]}
@@ -80,16 +78,11 @@ def test_end_without_an_exception_is_reported_by_code_or_signal(
     assert (row["exit_code"], row["signal"]) == (changes["exit_code"], changes.get("signal"))
 
 
-def test_what_lockstep_run_writes_is_read(tmp_path: Path) -> None:
-    start = "import typer; from cli.run import command; app = typer.Typer(); app.command()(command); app()"
-    fail = "raise LookupError('no rank answers')"
-    subprocess.run(
-        [sys.executable, "-c", start, "--", sys.executable, "-c", fail],
-        cwd=REPO,
-        env=os.environ | {"LOCKSTEP_RING_DIR": str(tmp_path), "RANK": "5", "LOCKSTEP_JOB": "j1"},
-        stderr=subprocess.DEVNULL,
-        timeout=60,
-    )
+def test_what_lockstep_run_writes_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"LOCKSTEP_RING_DIR": str(tmp_path), "RANK": "5", "LOCKSTEP_JOB": "j1"}.items():
+        monkeypatch.setenv(name, value)
+    stderr = b"Traceback (most recent call last):\n  File ...\nLookupError: no rank answers\n"
+    _report("/usr/bin/python3", Ending(42, T0 - SECOND, T0, exit_code=1, signal=None, stderr=stderr), None)
     (row,) = read(source_of(tmp_path))
     assert row["message"].startswith("rank 5 of job j1 (python")
     assert "exited with code 1 by LookupError: no rank answers; last lines: Traceback" in row["message"]
