@@ -113,7 +113,12 @@ class Context:
     @property
     def coverage(self) -> float:
         """Return the share of the job's hosts that was seen."""
-        return len(self.roster.hosts - self.silent) / max(len(self.roster.hosts), self.roster.nodes, 1)
+        return self.coverage_beside(frozenset())
+
+    def coverage_beside(self, others: frozenset[str]) -> float:
+        """Return the same of the hosts beside some silent ones."""
+        hosts = max(len(self.roster.hosts), self.roster.nodes) - len(others)
+        return len(self.roster.hosts - self.silent) / max(hosts, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
