@@ -23,7 +23,7 @@ from analyzer.windows.jobs import (
     read_roster,
 )
 from analyzer.windows.silence import find_reports, find_silent
-from analyzer.windows.window import Context, EvaluationOptions, Window, hop_at, window_at
+from analyzer.windows.window import Context, EvaluationOptions, Window, early_end, hop_at, window_at
 from lockstep.store.ahead import ReadAhead
 from lockstep.store.store import Store
 from lockstep.topology import TopologyIndex
@@ -156,6 +156,11 @@ def _evaluate_windows(
         window = windows[0]
         ahead.move([(window.start_ns, window.end_ns) for window in windows])
         who = (roster, find_silent(roster.hosts, reports, window.end_ns), reports, topology)
+        if followed.is_in_doubt and (end_ns := early_end(done_ns, window.end_ns, options.evaluations)):
+            early = window_at(end_ns, span.first_ns, followed.stages.period_ns, options.evaluations)
+            outcome = evaluate_window(store, span, early, followed, who, options, is_early=True)
+            followed = outcome.followed
+            yield outcome
         outcome = evaluate_window(ahead, span, window, followed, who, options)
         followed, done_ns = outcome.followed, window.end_ns
         is_enough = bool(brief) and outcome.judgement.is_standstill  # what else it shows was on the way to it

@@ -13,6 +13,7 @@ from analyzer.steps.history import WORTH_SAYING
 from analyzer.verdicts import GradingOptions, close, finding_of, open_incident
 from analyzer.windows.outage import find_last_told, hosts_of, is_unseen
 from analyzer.windows.window import Context, Finding
+from lockstep.clock import NS_PER_S
 from lockstep.verdict import FaultClass, Incident, Side
 from lockstep.words import timestamp
 
@@ -41,6 +42,8 @@ class TrackingOptions:
     """How long a fault must last to be told, and be gone to be over."""
 
     confirm_evaluations: int = 2  # one evaluation can be a burst of somebody else's traffic
+    least_new_ns: int = NS_PER_S  # in what confirms: statistics are per second
+    most_new_ns: int = 2 * NS_PER_S  # that is asked for, where a step is longer or nobody knows how long it is
     confirm_scattered: int = 3  # looks that are not in a row: what comes and goes is a fault, too
     clear_evaluations: int = 4  # longer than it takes to appear, so that a fault at the edge does not flap
     pending_evaluations: int = 15  # what was not seen again for this long was a hiccup
@@ -62,6 +65,8 @@ class Sighting:
     streak: int = 0  # looks in a row
     evaluations: int = 0  # in which it was seen
     absent: int = 0  # looks in a row in which it was not
+    counted_ns: int = 0  # end of the newest evaluation that counts
+    was_early: bool = False  # it was one between two others
     incident: Incident | None = None
     account: Account | None = None  # what it has cost, since it was reported
 
@@ -113,6 +118,10 @@ class JobState:
         """Return whether the last evaluation saw a fault that was never reported."""
         return any(not seen.incident and not seen.absent for seen in self.sightings)
 
+    def awaits_second(self, evaluations: int) -> bool:
+        """Return whether a fault was just seen that so many evaluations in a row would confirm."""
+        return any(not seen.incident and not seen.absent and seen.streak < evaluations for seen in self.sightings)
+
     @property
     def open_findings(self) -> list[Finding]:
         """Return what is said of the faults that are open and were seen in the last evaluation."""
@@ -145,7 +154,7 @@ def track(
     """Return the state after one evaluation, and the incidents that were opened, updated or closed by it.
 
     An evaluation that could not be judged (None) says nothing new of a fault, but that nobody confirms it. Outages of
-    telemetry are seen all the same.
+    telemetry are seen all the same. Nobody is missed in an early evaluation: what it sees is seen again by the next.
     """
     is_blind = findings is None
     if findings is None and not outages:
@@ -158,17 +167,21 @@ def track(
     if _is_renamed(state.sightings, matched):
         fresh = [replace(each, is_certain=each.is_certain and each.fault_class == "crash") for each in fresh]
     seen = [
-        _see_again(known, found, options) if found else (known if is_blind else _miss(known, context))
+        _see_again(known, found, context, options)
+        if found
+        else (known if is_blind or context.is_early else _miss(known, context))
         for known, found in zip(state.sightings, matched, strict=True)
     ]
     for finding in fresh:
         since_ns = context.fresh_ns if finding.since_ns is None else finding.since_ns
-        seen.append(_see_again(Sighting(since_ns, findings={}, tally={}), [finding], options))
+        seen.append(_see_again(Sighting(since_ns, findings={}, tally={}), [finding], context, options))
     is_found = [*map(bool, matched), *(True for _ in fresh)]
     seen, is_found = _name_slowdown(seen, is_found, options)
     is_explained = any(found and one.best[0] not in _NAMES_NOBODY for one, found in zip(seen, is_found, strict=True))
     reported = [
-        _report(one, context, progress, options) if found else _leave(one, context, progress, options, is_explained)
+        _report(one, context, progress, options)
+        if found
+        else (one if context.is_early else _leave(one, context, progress, options, is_explained))
         for one, found in zip(seen, is_found, strict=True)
     ]
     changed = [one.incident for one, before in zip(reported, seen, strict=True) if one.incident != before.incident]
@@ -265,9 +278,9 @@ def _name(finding: Finding) -> Name:
     return finding.fault_class, finding.component, finding.side
 
 
-def _see_again(known: Sighting, found: Sequence[Finding], options: TrackingOptions) -> Sighting:
+def _see_again(known: Sighting, found: Sequence[Finding], context: Context, options: TrackingOptions) -> Sighting:
     best = max(found, key=lambda finding: finding.likelihood)
-    if best.is_stale:
+    if best.is_stale or not _is_new_enough(known, context, options):
         return known
     tally = {name: value * options.fade for name, value in known.tally.items()}
     tally[_name(best)] = tally.get(_name(best), 0.0) + best.likelihood
@@ -279,7 +292,21 @@ def _see_again(known: Sighting, found: Sequence[Finding], options: TrackingOptio
         streak=known.streak + 1,
         evaluations=known.evaluations + 1,
         absent=0,
+        counted_ns=context.window.end_ns,
+        was_early=context.is_early,
     )
+
+
+def _is_new_enough(known: Sighting, context: Context, options: TrackingOptions) -> bool:
+    """Return whether an evaluation counts beside the last that did: the same seconds confirm nothing.
+
+    Evaluations in their rhythm do. An early one, or the one after it, has to hold a step that is new, or as much that
+    is new as one in the rhythm: more is asked of none.
+    """
+    if not known.evaluations or not (context.is_early or known.was_early):
+        return True
+    step_ns = max(context.period_ns or options.most_new_ns, options.least_new_ns)
+    return context.window.end_ns - known.counted_ns >= min(step_ns, options.most_new_ns)
 
 
 def _miss(known: Sighting, context: Context) -> Sighting:

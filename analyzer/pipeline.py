@@ -200,6 +200,7 @@ class Followed:
     faults: JobState = field(default_factory=JobState)
     stages: StageMemory = field(default_factory=StageMemory)
     fresh_ns: int = 0  # up to here looks have judged
+    is_in_doubt: bool = False  # a part was just seen for the first time, or steps grew and nobody knows why
 
 
 @dataclass(frozen=True)
@@ -222,10 +223,12 @@ def evaluate_window(
     options: FollowOptions,
     *,
     is_reported: bool = False,
+    is_early: bool = False,
 ) -> Outcome:
     """Look at a job: read, judge, and follow its incidents.
 
-    An evaluation whose incidents were told before, by another process, only learns from what it sees.
+    An evaluation whose incidents were told before, by another process, only learns from what it sees. An early one
+    learns nothing, since the next one sees the same seconds: it only follows incidents.
     """
     roster, silent, reports, topology = who
     context = Context(
@@ -238,6 +241,7 @@ def evaluate_window(
         silent=silent,
         reports=reports,
         period_ns=known.stages.period_ns,
+        is_early=is_early,
     )
     outages = find_outages(context)
     context = replace(context, lost=frozenset().union(*(outage.hosts for outage in outages)))
@@ -245,7 +249,9 @@ def evaluate_window(
     judgement, stages = judge(store, context, known.stages, options.analyzer, is_explained=is_explained)
     if judgement.findings:
         judgement = replace(judgement, findings=doubt(judgement.findings, read_second_claims(store, context)))
-    followed = replace(known, stages=stages, fresh_ns=window.end_ns)
+    followed = known if is_early else replace(known, stages=stages, fresh_ns=window.end_ns)
+    if is_early:
+        judgement = replace(judgement, steps=judgement.steps.slice(0, 0))
     if is_reported:
         return Outcome(followed, [], judgement, context)
     progress = _read_progress_made(store, context, stages.steps.history, judgement, known.faults)
@@ -254,7 +260,9 @@ def evaluate_window(
     faults, changed = track(known.faults, judgement.findings, context, progress, options.tracking, lost)
     requests = tuple(propose_detail_requests(faults.open_findings, context))
     requests += tuple(propose_sampling(context)) if judgement.is_unexplained else ()
-    return Outcome(replace(followed, faults=faults), changed, judgement, context, requests)
+    is_in_doubt = faults.awaits_second(options.tracking.confirm_evaluations)
+    is_in_doubt |= judgement.is_unexplained and not faults.open
+    return Outcome(replace(followed, faults=faults, is_in_doubt=is_in_doubt), changed, judgement, context, requests)
 
 
 def _read_progress_made(

@@ -16,7 +16,7 @@ from analyzer.pipeline import Followed, FollowOptions, Outcome, evaluate_window
 from analyzer.plugin_cost import lower_dear_jobs
 from analyzer.windows.jobs import JobKey, JobSpan, Roster, choose_followed, find_jobs, read_roster
 from analyzer.windows.silence import HostReport, find_reports, judge_window
-from analyzer.windows.window import EvaluationOptions, Window, plan_evaluations, window_at
+from analyzer.windows.window import EvaluationOptions, Window, early_end, plan_evaluations, window_at
 from lockstep.clock import NS_PER_S
 from lockstep.errors import ControlAway, LeaseLost, LockstepError, StoreAway
 from lockstep.shards import ALL_JOBS, Shard
@@ -51,6 +51,7 @@ _BEHIND_HOPS = 1.5  # between two runs: longer, and jobs have more due than can 
 _BUDGET_NS = 2 * NS_PER_S  # of CPU for an evaluation, beside the store: beyond, a job has the share of its hosts
 _LONGEST_REST_NS = 60 * NS_PER_S  # of a job that took more, or could not be evaluated
 _AT_ONCE = 50  # jobs evaluated together, half as many statements as for two halves: two or three seconds
+_MOST_EARLY = 8  # jobs in doubt that are evaluated once more in between: as dear as a sixth of a turn
 _OF_ALL = (ControlAway, LeaseLost, StoreAway)  # troubles that are no job's own
 
 Announce = Callable[[Incident], None]
@@ -72,6 +73,7 @@ class _Job:
     last_ns: int
     hosts: int = 1
     done_until_ns: int | None = None  # None: not seen sending yet
+    early_until_ns: int = 0  # up to here it was evaluated between two others
     rests_until_ns: int = 0  # others go first until then
     failures: int = 0  # in a row
     trouble: str | None = None  # why it cannot be evaluated
@@ -89,6 +91,7 @@ class _Backlog:
     roster: Roster
     reports: dict[str, HostReport]
     due: list[tuple[int, frozenset[str]]]  # the end of each evaluation, and who is silent about it
+    is_early: bool = False  # what is due lies between two others
 
     def take_next(self, options: EvaluationOptions) -> tuple[Window, frozenset[str]]:
         """Return the window of the next evaluation, and who is silent about it."""
@@ -149,6 +152,8 @@ class AnalyzerService:
         spans = {(span.job, span.attempt): span for span in found if shard.has(span.job)}
         skipped = self.skipped
         backlogs = [backlog for backlog in self._plan(spans, now_ns) if backlog.due]
+        early = [backlog for backlog in backlogs if backlog.is_early]
+        backlogs = [backlog for backlog in backlogs if backlog not in early[_MOST_EARLY:]]
         if self.skipped > skipped:
             _log.warning("evaluations skipped, the analysis was behind", skipped=self.skipped - skipped)
         evaluations, failed = 0, list[Exception]()
@@ -227,13 +232,29 @@ class AnalyzerService:
             host: replace(report, last_seen_ns=max(report.last_seen_ns, self._attentive_since_ns))
             for host, report in known.items()
         }
-        due = self._find_due(job.done_until_ns, roster, dict.fromkeys(roster.hosts, missing) | reports, now_ns)
+        reports = dict.fromkeys(roster.hosts, missing) | reports
+        due = self._find_due(job.done_until_ns, roster, reports, now_ns)
         # Windows overlap: of a job in which nothing is wrong the newest tells as much as all that are due.
         is_calm = self._is_behind and not job.followed.faults.sightings
         if not is_new and due and (is_calm or due[-1][0] - job.done_until_ns > _MOST_BEHIND_NS):
             self.skipped += len(due) - 1
             due = due[-1:]
-        return _Backlog(job, span, roster, known, due)
+        early = [] if due else self._find_early(job, roster, reports, now_ns)
+        return _Backlog(job, span, roster, known, due or early, is_early=bool(early))
+
+    def _find_early(
+        self, job: _Job, roster: Roster, reports: Mapping[str, HostReport], now_ns: int
+    ) -> list[tuple[int, frozenset[str]]]:
+        """Return the same of one between two, where a doubt waits for it and we keep up."""
+        options, done_ns = self._options.follow.evaluations, job.done_until_ns
+        if done_ns is None or self._is_behind or not job.followed.is_in_doubt:
+            return []
+        (next_ns,) = plan_evaluations(done_ns, done_ns + options.hop_ns, options)
+        end_ns = early_end(done_ns, next_ns, options)
+        if end_ns is None or end_ns <= job.early_until_ns:
+            return []
+        closing = judge_window(end_ns, roster.hosts, reports, now_ns, self._options.silence_ns)
+        return [(end_ns, closing.silent)] if closing.closed else []
 
     def _find_due(
         self, done_until_ns: int, roster: Roster, reports: Mapping[str, HostReport], now_ns: int
@@ -305,10 +326,8 @@ class AnalyzerService:
         backlog, window, silent = plan
         began_ns = thread_time_ns()
         who = (backlog.roster, silent, backlog.reports, self._topology)
-        is_reported = window.end_ns <= backlog.job.reported_until_ns
-        found = evaluate_window(
-            store, backlog.span, window, backlog.job.followed, who, self._options.follow, is_reported=is_reported
-        )
+        told = {"is_reported": window.end_ns <= backlog.job.reported_until_ns, "is_early": backlog.is_early}
+        found = evaluate_window(store, backlog.span, window, backlog.job.followed, who, self._options.follow, **told)
         return found, thread_time_ns() - began_ns
 
     def _keep(self, kept: list[tuple[_Backlog, Window, Outcome]]) -> None:
@@ -322,7 +341,10 @@ class AnalyzerService:
         for backlog, window, outcome in kept:
             # Only now: had saving failed, the evaluation would be counted twice.
             backlog.job.followed = outcome.followed
-            backlog.job.done_until_ns = window.end_ns
+            if backlog.is_early:
+                backlog.job.early_until_ns = window.end_ns
+            else:
+                backlog.job.done_until_ns = window.end_ns
 
     def _meet(self, key: JobKey, span: JobSpan) -> _Job:
         """Return what is known of a job, from its past incidents where it is new."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from analyzer.windows.outage import hosts_of
 from analyzer.windows.window import Context, Finding
 from lockstep.clock import NS_PER_S
 from lockstep.records import CLAIMED_TWICE
@@ -15,8 +16,9 @@ from lockstep.store.store import Store
 from lockstep.topology import lies_on
 
 _FEWEST_WITNESSES = 2
-# What the kernel or the management plane of the accused host says itself; that a host is silent we notice ourselves.
-_OWN_WORD = frozenset({"xid", "sxid", "gpu_lost", "link_down", "gpu_health", "gpu_counter", "silence"})
+# What the kernel or the management plane of the accused host says itself. Its silence is none: an agent may have died
+# on a host that is well, while another host says that it waits for it.
+_OWN_WORD = frozenset({"xid", "sxid", "gpu_lost", "link_down", "gpu_health", "gpu_counter"})
 _DOUBT_CAP = 0.8  # below what any action without a person asks for (planner.limits)
 _LOOKBACK_NS = 30 * 86_400 * NS_PER_S  # longer than attempts last
 _MOST_TOLD = 4
@@ -32,11 +34,19 @@ Claims = tuple[dict[str, Any], ...]  # Any: evidence, as in a Finding
 
 
 def has_witnesses(finding: Finding, context: Context) -> bool:
-    """Return whether a finding rests on the word of two hosts, or on that of the accused one's own kernel."""
+    """Return whether a finding rests on the word of two hosts that speak, or on that of the accused one's own kernel.
+
+    Rows that a silent host sent before are no word of what is now.
+    """
     if any(_is_own_word(row, finding.component) for row in finding.evidence):
         return True
     told_by = {host for row in finding.evidence for host in row.get("told_by", ())}
-    return len(told_by or context.roster.hosts - context.silent) >= _FEWEST_WITNESSES
+    return len((told_by or context.roster.hosts) - context.silent) >= _FEWEST_WITNESSES
+
+
+def coverage_about(finding: Finding, context: Context) -> float:
+    """Return the share of the hosts that was seen of those that can tell of a part: a dead host tells of nothing."""
+    return context.coverage_beside(context.silent & context.roster.hosts & hosts_of(finding.component))
 
 
 def _is_own_word(row: dict[str, Any], component: str) -> bool:  # Any: as in a Finding

@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass, replace
 
 from analyzer.impact import Account, impact_of, stops_job
-from analyzer.testimony import has_witnesses
+from analyzer.testimony import coverage_about, has_witnesses
 from analyzer.windows.window import Context, Finding
 from lockstep.clock import NS_PER_S
 from lockstep.verdict import FaultClass, Grade, Incident, Verdict
@@ -17,7 +17,7 @@ class GradingOptions:
     """What is worth which grade."""
 
     isolate_confidence: float = 0.95  # a wrong drain costs a restart and a good node: one in twenty at most
-    isolate_coverage: float = 0.75  # with fewer hosts seen, the culprit may be among those that say nothing
+    isolate_coverage: float = 0.75  # with fewer of the others seen, the culprit may be among those that say nothing
     alert_confidence: float = 0.5  # below, another part is likelier: something to read, not to be woken for
     retries_ns: int = 30 * NS_PER_S  # a stalled wire may come back until the transport has given up
     isolate_share: float = 0.05  # a fault that costs less than this is not worth a restart
@@ -65,7 +65,7 @@ def _grade(finding: Finding, lasted_ns: int, context: Context, account: Account,
         and has_witnesses(finding, context)
         and finding.fault_class not in _NEVER_ISOLATED
         and finding.likelihood >= options.isolate_confidence
-        and context.coverage >= options.isolate_coverage
+        and coverage_about(finding, context) >= options.isolate_coverage
         and (_lost_share(finding, account) or 0.0) >= options.isolate_share
         and (finding.fault_class != "comm_hang" or lasted_ns >= options.retries_ns)
     )

@@ -28,6 +28,7 @@ class EvaluationOptions:
     """The rhythm of the analyzer."""
 
     hop_ns: int = 2 * NS_PER_S  # statistics are per second: more often would see little that is new
+    early_ns: int = NS_PER_S  # after one that raised a doubt, the next: rows of one more second are there
     shortest_ns: int = 6 * NS_PER_S  # ten steps of a fast job; whole seconds on both sides
     longest_ns: int = 120 * NS_PER_S  # beyond, memory and time to detect count for more than one more step
     periods: int = 3  # fewer steps, and a single odd one decides
@@ -54,6 +55,17 @@ def window_at(end_ns: int, first_ns: int, period_ns: int | None, options: Evalua
     whole_ns = -(-length_ns // grain_ns) * grain_ns
     start_ns = (end_ns - whole_ns) // grain_ns * grain_ns
     return Window(max(start_ns, min(first_ns, end_ns - 1)), end_ns)
+
+
+def early_end(done_ns: int, next_ns: int, options: EvaluationOptions) -> int | None:
+    """Return the end of an evaluation between two that are a hop or more apart; None where there is no room for it.
+
+    >>> early_end(6 * NS_PER_S, 8 * NS_PER_S, EvaluationOptions()) // NS_PER_S
+    7
+    >>> early_end(6 * NS_PER_S, 7 * NS_PER_S, EvaluationOptions())
+    """
+    end_ns = done_ns + options.early_ns
+    return end_ns if end_ns < next_ns else None
 
 
 def hop_at(end_ns: int, first_ns: int, period_ns: int | None, options: EvaluationOptions) -> int:
@@ -95,6 +107,7 @@ class Context:
     reports: Mapping[str, HostReport] = field(default_factory=dict)  # the newest of each host that sent any
     lost: frozenset[str] = frozenset()  # hosts whose telemetry ended together: nothing says that they are gone
     idle: frozenset[str] = frozenset()  # hosts that have told all, and of whose ranks no operation was seen
+    is_early: bool = False  # between two evaluations, because of a doubt: who is not found in it is not missed
 
     @property
     def parameters(self) -> dict[str, Any]:  # Any: parameters of a query
@@ -113,7 +126,12 @@ class Context:
     @property
     def coverage(self) -> float:
         """Return the share of the job's hosts that was seen."""
-        return len(self.roster.hosts - self.silent) / max(len(self.roster.hosts), self.roster.nodes, 1)
+        return self.coverage_beside(frozenset())
+
+    def coverage_beside(self, others: frozenset[str]) -> float:
+        """Return the same of the hosts beside some silent ones."""
+        hosts = max(len(self.roster.hosts), self.roster.nodes) - len(others)
+        return len(self.roster.hosts - self.silent) / max(hosts, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

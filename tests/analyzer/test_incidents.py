@@ -7,10 +7,10 @@ import pytest
 
 from analyzer.impact import Progress
 from analyzer.incidents import JobState, TrackingOptions, close_all, resume, track
-from analyzer.windows.window import Finding
+from analyzer.windows.window import Finding, Window
 from lockstep.verdict import Incident
 from tests.analyzer.looking import HOP_NS, end_of, found, look
-from tests.builders import T0
+from tests.builders import SECOND, T0
 
 OPTIONS = TrackingOptions()
 CLEAR = OPTIONS.clear_evaluations
@@ -62,6 +62,57 @@ def test_certain_fault_needs_no_second_evaluation_and_may_know_when_it_began() -
     assert [incident.verdict.component for incident in told[0]] == ["host:h2"]
     _, told = play([[found("host:h2", "noncomm_hang", is_certain=True, since_ns=T0 + 7)]])
     assert told[0][0].verdict.since_ns == T0 + 7
+
+
+def early(looks: Sequence[tuple[float, Sequence[str]]], period_s: float | None) -> list[float]:
+    """Return after how many seconds an incident opened; looks at whole hops are in the rhythm, all others early."""
+    state, opened = JobState(), []
+    for after_s, parts in looks:
+        at = look(0)
+        window = Window(at.window.start_ns + int(after_s * SECOND), at.window.end_ns + int(after_s * SECOND))
+        period_ns = None if period_s is None else int(period_s * SECOND)
+        is_early = after_s * SECOND % HOP_NS != 0
+        context = replace(at, window=window, period_ns=period_ns, is_early=is_early)
+        state, changed = track(state, [found(part) for part in parts], context, Progress(), OPTIONS)
+        opened += [after_s for one in changed if one.opened_ns == window.end_ns]
+    return opened
+
+
+@pytest.mark.parametrize(
+    ("looks", "period_s", "opened"),
+    [
+        ([(0, [NIC]), (1, [NIC]), (2, [NIC])], 0.5, [1]),
+        ([(0, [NIC]), (1, [NIC]), (2, [NIC])], 1.5, [2]),
+        ([(0, [NIC]), (1, [NIC]), (2, [NIC])], None, [2]),
+        ([(0, [NIC]), (0.5, [NIC]), (2, [NIC])], 0.1, [2]),
+        ([(0, []), (1, [NIC]), (2, [NIC])], 0.5, [2]),
+        ([(0, []), (1, [NIC]), (2, [NIC]), (3, [NIC])], 1.5, [3]),
+        ([(0, []), (1, [NIC]), (2, [NIC]), (3, [NIC])], 46, [3]),
+        ([(0, [NIC]), (1, []), (2, [NIC])], 0.5, [2]),
+        ([(0, []), (1, [NIC]), (2, []), (4, [NIC]), (5, [])], 0.5, []),
+    ],
+    ids=[
+        "a second with a new step",
+        "no whole step is new",
+        "nobody knows how long a step is",
+        "less than a second",
+        "seen first between two",
+        "two seconds are new",
+        "no more is asked of longer steps",
+        "nobody is missed between two",
+        "missed in the rhythm",
+    ],
+)
+def test_early_evaluation_confirms_by_what_is_new_in_it_and_misses_nobody(
+    looks: Sequence[tuple[float, Sequence[str]]], period_s: float | None, opened: list[float]
+) -> None:
+    assert early(looks, period_s) == opened
+
+
+def test_early_evaluation_ends_and_ages_nothing() -> None:
+    state, _ = play([[NIC], [NIC], *([[]] * (CLEAR - 1))])
+    after, told = track(state, [], replace(look(1 + CLEAR), is_early=True), Progress(), OPTIONS)
+    assert (after, told) == (state, [])
 
 
 def test_incident_closes_after_some_clear_evaluations_in_a_row() -> None:

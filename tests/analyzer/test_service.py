@@ -105,6 +105,24 @@ def test_lasting_fault_is_one_incident_that_is_kept_up_to_date(watch: Watch) -> 
     assert incident.verdict.since_ns == after(5)
 
 
+def test_doubt_is_settled_a_second_after_it_arose_while_we_keep_up(
+    embedded_store: Store, control: ControlDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[tuple[int, bool]] = []
+
+    def note(*args: Any, **told: bool) -> Outcome:  # Any: what an evaluation takes
+        looks.append(((args[2].end_ns - T0) // NS_PER_S, told["is_early"]))
+        return evaluate_window(*args, **told)
+
+    monkeypatch.setattr("analyzer.service.evaluate_window", note)
+    cluster = Cluster(embedded_store, control, SHORT, every_s=1)
+    cluster.run(19)
+    assert cluster.told[0].opened_ns == after(11)
+    assert looks == [(5, False), (10, False), (11, True), (15, False)]
+    steps = embedded_store.query("SELECT count() AS n, uniqExact(world_rank, step) AS steps FROM steps").to_pylist()
+    assert steps[0]["n"] == steps[0]["steps"] > 0, "an early evaluation tells no step twice"
+
+
 @pytest.mark.slow
 def test_doubt_about_which_end_of_a_wire_is_slow_becomes_requests_for_probes_and_a_dear_job_one_for_less(
     watch: Watch, embedded_store: Store

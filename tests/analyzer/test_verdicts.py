@@ -65,6 +65,39 @@ def test_one_host_condemns_no_other(evidence: dict[str, object], grade: str) -> 
     assert judged(replace(found("host:h3", "crash", likelihood=0.97), evidence=(evidence,))).grade == grade
 
 
+@pytest.mark.parametrize(
+    ("hosts", "silent", "told_by", "grade"),
+    [
+        (3, ("h2",), ("h0", "h1"), "isolate"),
+        (3, ("h2",), ("h0",), "alert"),
+        (3, ("h2",), ("h0", "h2"), "alert"),
+        (3, ("h1", "h2"), ("h0", "h1"), "alert"),
+        (2, ("h1",), ("h0",), "alert"),
+        (8, ("h7",), ("h0",), "alert"),
+        (8, ("h5", "h6", "h7"), ("h0", "h1"), "alert"),
+    ],
+    ids=[
+        "all others tell",
+        "one tells, the other does not",
+        "one tells, and rows of the dead one",
+        "another is silent too",
+        "there is only one other",
+        "one of many tells",
+        "three of eight are silent",
+    ],
+)
+def test_a_dead_host_is_isolated_when_enough_of_the_others_are_there_and_two_of_them_tell_of_it(
+    hosts: int, silent: tuple[str, ...], told_by: tuple[str, ...], grade: str
+) -> None:
+    dead, told = silent[-1], {"kind": "standstill", "told_by": list(told_by)}
+    gone = replace(
+        found(f"host:{dead}", "crash", likelihood=0.95), evidence=({"kind": "silence", "host": dead}, told)
+    )
+    context = look(silent=silent, roster=world(hosts=hosts))
+    verdict = make_verdict(gone, end_of(0), context, Account(0, 0, 0), GradingOptions())
+    assert (verdict.grade, verdict.coverage) == (grade, round(1 - len(silent) / hosts, 4))
+
+
 def test_where_two_hosts_claim_a_rank_no_verdict_is_sure(embedded_store: Store) -> None:
     context, sure = look(), found(likelihood=0.97)
     detail = json.dumps({"job": context.job, "attempt": context.attempt})
