@@ -1,5 +1,5 @@
-/* Plays a verbs program against the shim, which is linked into it, with a fake libibverbs.so.1 of a few lines
- * (fake_verbs.c) behind it: what plans, broken plans, odd drivers and threads do to a queue pair on its way to RTR. */
+/* Plays a verbs program against the shim, which is linked into it, with a fake libibverbs.so.1 and libmlx5.so.1
+ * of a few lines (fake_verbs.c, fake_mlx5.c) behind it: what plans, broken plans, odd drivers and threads do to a queue pair on its way to RTR. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -25,7 +25,8 @@ enum { THREADS = 8, ROUNDS = 200, DAMAGES = 800, ROCE = IBV_QP_STATE | IBV_QP_AV
 /* What the fake was called with last, by thread, and what it shall answer. */
 extern _Thread_local uint32_t fake_label;
 extern _Thread_local unsigned fake_calls, fake_access;
-extern bool fake_refuses_labels;
+extern _Thread_local uint16_t fake_port;
+extern bool fake_refuses_labels, fake_refuses_ports;
 
 static char folder[64], plan[96];
 static struct ibv_device device = {.name = "soft_fake"};
@@ -130,6 +131,27 @@ static void play_refusal(void)
     fake_refuses_labels = false;
 }
 
+/* mlx5 is asked for the port itself when the queue pair begins to send, and what it answers is reported. */
+static void play_mlx5(void)
+{
+    struct ibv_qp pair = {.context = &context};
+    struct ibv_qp_attr way = on_its_way("10.0.0.2"), sending = {.qp_state = IBV_QPS_RTS};
+    strcpy(device.name, "mlx5_0");
+    for (int refusals = 0; refusals < 2; refusals++) {
+        unsigned enforced = count_reports("enforced\n"), unsupported = count_reports("unsupported\n");
+        fake_refuses_ports = refusals;
+        fake_port = 0;
+        EXPECT(ibv_modify_qp(&pair, &way, ROCE) == 0 && fake_label != 0 && fake_port == 0);
+        EXPECT(count_reports("enforced\n") == enforced);
+        EXPECT(ibv_modify_qp(&pair, &sending, IBV_QP_STATE) == 0 && fake_port >= 49152);
+        EXPECT(count_reports("enforced\n") == enforced + !refusals);
+        EXPECT(count_reports("unsupported\n") == unsupported + (unsigned)refusals);
+        fake_port = 0;
+        EXPECT(ibv_modify_qp(&pair, &sending, IBV_QP_STATE) == 0 && fake_port == 0); /* once */
+    }
+    strcpy(device.name, "soft_fake");
+}
+
 static void play_damaged_files(unsigned seed)
 {
     char text[512], broken[512];
@@ -187,6 +209,7 @@ int main(int count, char **arguments)
     play_order();
     play_those_left_alone();
     play_refusal();
+    play_mlx5();
     play_damaged_files(1);
     play_threads();
     char command[128];

@@ -1,6 +1,7 @@
 /* ibv_modify_qp() as the program sees it: on its way from INIT to RTR, a queue pair that the plan names gets the flow
  * label from which its driver derives the planned source port. Whatever goes wrong on our side, the plain call follows. */
 #define _GNU_SOURCE
+#include "mlx5.h"
 #include "providers.h"
 #include "queue_pairs.h"
 
@@ -104,7 +105,8 @@ static void choose(struct asked *asked, int plan)
         asked->outcome = "stale";
     } else if (asked->attributes->ah_attr.grh.flow_label != 0) {
         asked->outcome = "bound";
-    } else if (!lockstep_takes_labels(asked->qp->context->device->name)) {
+    } else if (!lockstep_is_mlx5(asked->qp->context->device) &&
+               !lockstep_takes_labels(asked->qp->context->device->name)) {
         asked->outcome = "unsupported";
     } else {
         uint32_t wanted = lockstep_count_pair(&asked->pair) % asked->found.lines; /* a second round begins anew */
@@ -130,7 +132,12 @@ static int modify_with_label(struct asked *asked, modify_fn *next, int mask)
     int problem = next(asked->qp, asked->attributes, mask);
     route->flow_label = 0;
     asked->outcome = problem == 0 ? "enforced" : "unsupported";
-    return problem ? next(asked->qp, asked->attributes, mask) : 0;
+    if (problem)
+        return next(asked->qp, asked->attributes, mask);
+    struct lockstep_promise promise = {asked->qp, asked->pair, asked->found.generation, asked->found.port};
+    if (lockstep_is_mlx5(asked->qp->context->device) && lockstep_promise(&promise))
+        asked->outcome = NULL; /* known when it sends */
+    return 0;
 }
 
 static void report(const struct asked *asked)
@@ -138,6 +145,17 @@ static void report(const struct asked *asked)
     struct lockstep_end local = {.address = asked->pair.source, .port = asked->label ? asked->found.port : 0};
     struct lockstep_end remote = {.address = asked->pair.destination, .port = ROCE_PORT};
     lockstep_report(report_directory, &local, &remote, asked->found.generation, asked->outcome);
+}
+
+/* A queue pair of mlx5 begins to send: now its port can be asked for. */
+static void keep_promise(struct ibv_qp *qp)
+{
+    struct lockstep_promise promise;
+    if (!lockstep_take_promise(qp, &promise))
+        return;
+    struct asked asked = {.qp = qp, .pair = promise.pair, .found = {promise.generation, 1, promise.port}, .label = 1};
+    asked.outcome = lockstep_ask_mlx5(qp, promise.port) ? "enforced" : "unsupported";
+    report(&asked);
 }
 
 __attribute__((visibility("default"))) int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attributes, int mask)
@@ -156,6 +174,8 @@ __attribute__((visibility("default"))) int ibv_modify_qp(struct ibv_qp *qp, stru
     kept = errno;
     if (asked.outcome)
         report(&asked);
+    if (problem == 0 && mask & IBV_QP_STATE && attributes->qp_state == IBV_QPS_RTS)
+        keep_promise(qp);
     errno = kept;
     return problem;
 }
