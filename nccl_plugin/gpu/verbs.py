@@ -15,17 +15,14 @@ import os
 import platform
 import shutil
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import tarfile
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,11 +31,11 @@ from families import Case, draw
 from lab import SharedGpu, base_environment, end_in_order
 from namespaces import NETWORKS, RankNetwork
 from record import record
+from roce_capture import Capture
 
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parents[1]
 PYTHONS = ("/opt/torch/.venv/bin/python", shutil.which("python3") or sys.executable)
-ROCE_PORT, ETH_P_ALL, OUTGOING, MSG_TRUNC = 4791, 3, 4, 0x20
 FIRST_PLANNED, PLANNED_EACH = 50_000, 8  # source ports of the queue pairs from one rank to another
 
 # Of stock NCCL, so that it takes the stand-in and nothing else. NCCL_GIN_TYPE: 2.28.9 looks for GPU-initiated
@@ -111,43 +108,6 @@ def build(folder: Path, headers: Path) -> Built:
         output = str(folder / f"{name}.so")
         subprocess.run(["cc", "-O1", "-shared", "-fPIC", str(HERE / f"{name}.c"), "-o", output, "-ldl"], check=True)
     return Built(verbs, shim / "verbs", folder / "crash.so", folder / "pci_path.so")
-
-
-class Capture:
-    """Counts bytes of RoCE v2 by source address and port as they come to the bridge."""
-
-    def __init__(self, network: RankNetwork) -> None:
-        self.seen: Counter[tuple[str, int]] = Counter()
-        with ThreadPoolExecutor(1) as inside:
-            self._socket: socket.socket = inside.submit(self._open, network).result()
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def _open(self, network: RankNetwork) -> socket.socket:
-        network.enter_head()
-        opened = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
-        opened.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)  # SO_RCVBUFFORCE
-        opened.settimeout(0.3)
-        return opened
-
-    def _read(self) -> None:
-        frame = bytearray(64)
-        while self._socket.fileno() >= 0:
-            try:
-                length, _, _, source = self._socket.recvmsg_into([frame], 0, MSG_TRUNC)
-            except TimeoutError:
-                continue
-            except OSError:
-                return
-            is_ours = source[2] != OUTGOING and frame[12:14] == b"\x08\x00" and frame[23] == socket.IPPROTO_UDP
-            ports = struct.unpack_from("!HH", frame, 34)
-            if is_ours and source[0].startswith("eth0-") and ports[1] == ROCE_PORT:
-                self.seen[socket.inet_ntoa(frame[26:30]), ports[0]] += length
-
-    def close(self) -> dict[str, int]:
-        time.sleep(0.5)
-        self._socket.close()
-        return {f"{address}:{port}": count for (address, port), count in sorted(self.seen.items())}
 
 
 def find_gpu_path() -> str:
