@@ -50,6 +50,14 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> StandIn:
 
 
 @pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the verbs half of the path shim."""
+    folder = tmp_path_factory.mktemp("shim")
+    build_shim(folder, VERBS_LIBRARY, "verbs/libibverbs.so")
+    return folder
+
+
+@pytest.fixture(scope="module")
 def fabric() -> Iterator[Fabric]:
     with build_fabric(TOPOLOGY) as built:
         yield built
@@ -91,9 +99,9 @@ def test_pingpong_of_debian_runs_unmodified_over_the_port_that_linux_would_take(
     assert set(seen) == {(fabric.address_of(host, "eth0"), port) for host in ("h0", "h1")}
 
 
-def plan_of(folder: Path, generation: int, here: str, there: str, *ports: int) -> ShimFiles:
+def plan_of(shim: Path, folder: Path, generation: int, here: str, there: str, *ports: int) -> ShimFiles:
     """Write the plan of a host's queue pairs as its collector does; return where its programs find it."""
-    files = ShimFiles(folder.parent / VERBS_LIBRARY, folder)
+    files = ShimFiles(shim / VERBS_LIBRARY, folder)
     choices = [
         PathChoice(
             connection=f"job/q{number}",
@@ -116,11 +124,12 @@ def plan_of(folder: Path, generation: int, here: str, there: str, *ports: int) -
     return files
 
 
-def test_planned_ports_are_seen_on_the_wire_and_reported(fabric: Fabric, stand_in: StandIn, tmp_path: Path) -> None:
-    build_shim(tmp_path, VERBS_LIBRARY)
+def test_planned_ports_are_seen_on_the_wire_and_reported(
+    fabric: Fabric, stand_in: StandIn, shim: Path, tmp_path: Path
+) -> None:
     ends = [fabric.address_of(host, "eth0") for host in ("h0", "h1")]
-    server = plan_of(tmp_path / "h0", 3, ends[0], ends[1], 50_001)
-    client = plan_of(tmp_path / "h1", 4, ends[1], ends[0], 60_002, 60_003)
+    server = plan_of(shim, tmp_path / "h0", 3, ends[0], ends[1], 50_001)
+    client = plan_of(shim, tmp_path / "h1", 4, ends[1], ends[0], 60_002, 60_003)
     environments = [{**files.environment(), "LD_LIBRARY_PATH": str(stand_in.folder)} for files in (server, client)]
     with captured_roce(fabric.homes[port_behind(fabric, "h0").node]) as seen:
         said = pingpong(fabric, *environments)
@@ -132,17 +141,16 @@ def test_planned_ports_are_seen_on_the_wire_and_reported(fabric: Fabric, stand_i
 
 
 def test_nccl_s_way_of_looking_symbols_up_finds_the_shim_first_and_the_verbs_behind_it(
-    stand_in: StandIn, tmp_path: Path
+    stand_in: StandIn, shim: Path
 ) -> None:
-    build_shim(tmp_path, "verbs/libibverbs.so")
     found = subprocess.run(
         [sys.executable, "-c", LOOKUP],
-        env={**os.environ, "LD_LIBRARY_PATH": f"{tmp_path}/verbs:{stand_in.folder}"},
+        env={**os.environ, "LD_LIBRARY_PATH": f"{shim}/verbs:{stand_in.folder}"},
         capture_output=True,
         text=True,
         check=True,
     ).stdout.split()
-    assert found == [f"{tmp_path}/verbs/libibverbs.so", f"{stand_in.folder}/libibverbs.so.1"]
+    assert found == [f"{shim}/verbs/libibverbs.so", f"{stand_in.folder}/libibverbs.so.1"]
 
 
 def test_contents_keys_immediate_data_and_a_lost_peer_are_what_a_nic_makes_of_them(
