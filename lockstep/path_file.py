@@ -36,7 +36,10 @@ MOST_LINE_BYTES = 1024
 MOST_PORTS = 128
 _MOST_DIGITS = 18
 _MAGIC = "lockstep-paths"
-OUTCOMES = ("enforced", "busy", "bound", "stale", "damaged", "agent-silent", "agent-refused")  # of connections
+OUTCOMES = (  # of connections and queue pairs
+    *("enforced", "busy", "bound", "stale", "damaged", "agent-silent", "agent-refused"),
+    "unsupported",  # a queue pair whose driver takes no source port
+)
 _MODE = 0o644  # jobs of all users read it
 
 

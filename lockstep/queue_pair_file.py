@@ -1,8 +1,8 @@
-"""The file that tells a net plugin which UDP source port each RoCE queue pair should have; advice, and marked so.
+"""The file that says which UDP source port each RoCE queue pair should have.
 
-Stock NCCL takes no source port for a queue pair from anybody, so nothing of this is enforced or counted. A net plugin
-that opens its own queue pairs can read it and ask the NIC for the port (mlx5dv_modify_qp_udp_sport of rdma-core). It
-is text, like the file for sockets (path_file.py), beside which it lies:
+Stock NCCL takes no source port for a queue pair from anybody. The verbs half of path_shim reads this file in its
+place, and reports what it could do; where it is not loaded, the file is advice, and marked so: a net plugin that
+opens its own queue pairs can read it. It is text, like the file for sockets (path_file.py), beside which it lies:
 
     lockstep-queue-pairs 1 GENERATION LEASE_END advisory
     SOURCE DESTINATION PORT WEIGHT CONNECTION

@@ -7,29 +7,14 @@
 #include <errno.h>
 #include <netinet/tcp.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { PATH_BYTES = 512 };
-
-static char plan_path[PATH_BYTES] = "/run/lockstep/paths/plan";
-static char agent_path[PATH_BYTES] = "/run/lockstep/paths/agent";
-static char report_directory[PATH_BYTES] = "/run/lockstep/paths/reports";
+static char plan_path[LOCKSTEP_PATH_BYTES] = LOCKSTEP_PLAN;
+static char agent_path[LOCKSTEP_PATH_BYTES] = "/run/lockstep/paths/agent";
+static char report_directory[LOCKSTEP_PATH_BYTES] = LOCKSTEP_REPORTS;
 static _Atomic(lockstep_connect_fn *) real_connect;
 static _Atomic uint64_t newest_generation;
-
-static void read_setting(const char *name, char value[PATH_BYTES])
-{
-    const char *told = getenv(name);
-    if (told == NULL)
-        return;
-    size_t length = strlen(told);
-    if (length >= PATH_BYTES)
-        length = 0; /* what does not fit is nowhere, rather than somewhere else */
-    memcpy(value, told, length);
-    value[length] = '\0';
-}
 
 /* The next connect() in line, which may be that of another preloaded library. */
 static lockstep_connect_fn *find_connect(void)
@@ -46,9 +31,9 @@ static lockstep_connect_fn *find_connect(void)
 __attribute__((constructor)) static void read_settings(void)
 {
     find_connect(); /* now, because a signal handler may be the first to connect */
-    read_setting("LOCKSTEP_PATHS_FILE", plan_path);
-    read_setting("LOCKSTEP_PATHS_AGENT", agent_path);
-    read_setting("LOCKSTEP_PATHS_REPORT_DIR", report_directory);
+    lockstep_read_setting("LOCKSTEP_PATHS_FILE", plan_path);
+    lockstep_read_setting("LOCKSTEP_PATHS_AGENT", agent_path);
+    lockstep_read_setting("LOCKSTEP_PATHS_REPORT_DIR", report_directory);
 }
 
 static bool read_end(const struct sockaddr *address, socklen_t length, struct lockstep_end *end)
@@ -91,16 +76,6 @@ static bool is_fresh(int fd)
            getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &info_bytes) == 0 && info.tcpi_state == TCP_CLOSE;
 }
 
-/* A process never goes back to an older plan: whoever writes one has lost its right to. */
-static bool is_stale(uint64_t generation)
-{
-    uint64_t newest = atomic_load(&newest_generation);
-    while (generation > newest)
-        if (atomic_compare_exchange_weak(&newest_generation, &newest, generation))
-            return false;
-    return generation < newest;
-}
-
 static const char *outcome_of(const struct attempt *attempt, bool was_bound)
 {
     if (attempt->is_enforced)
@@ -125,7 +100,7 @@ static void follow_plan(struct attempt *attempt, int plan)
     bool is_named = attempt->is_named;
     attempt->generation = header.generation;
     attempt->is_named = false;
-    if (is_stale(header.generation)) {
+    if (lockstep_is_stale(&newest_generation, header.generation)) {
         attempt->outcome = is_named ? "stale" : NULL;
         return;
     }

@@ -4,6 +4,7 @@
 #define LOCKSTEP_SHIM_H
 
 #include <netinet/in.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -13,10 +14,21 @@ enum {
     LOCKSTEP_FILE_BYTES = 1 << 20,  /* of a plan: ten thousand entries of the usual length */
     LOCKSTEP_LINE_BYTES = 1024,     /* two IPv6 addresses and LOCKSTEP_PORTS ports fit */
     LOCKSTEP_PORTS = 128,           /* of one entry */
+    LOCKSTEP_PATH_BYTES = 512,      /* of a file's name */
     LOCKSTEP_REPORT_BYTES = 1 << 20 /* of a process's report, some ten thousand lines */
 };
 
 typedef int lockstep_connect_fn(int, const struct sockaddr *, socklen_t);
+
+#define LOCKSTEP_PLAN "/run/lockstep/paths/plan"
+#define LOCKSTEP_REPORTS "/run/lockstep/paths/reports"
+
+/* --- settings.c --- */
+
+/* Takes the value of a variable of the environment, if there is one; only while the library is loaded. */
+void lockstep_read_setting(const char *name, char value[LOCKSTEP_PATH_BYTES]);
+/* A process never goes back to an older plan: whoever writes one has lost its right to. */
+bool lockstep_is_stale(_Atomic uint64_t *newest, uint64_t generation);
 
 /* --- words.c --- */
 

@@ -121,7 +121,7 @@ class ClusterFacts:
     failures_of: Mapping[str, float] = field(default_factory=dict)  # a day, by node, where there is evidence
     repair_s: float = 24 * 3600.0  # until an isolated node is back
     can_reroute: bool = False  # the path planner runs and the fabric lets ports choose paths
-    enforced_share: float = 1.0  # of planned connections that keep to the plan; 0 over RoCE, where it is advice
+    enforced_share: float = 1.0  # of planned connections that keep to the plan; 0 where it is only advice
     can_restart: bool = False  # a controller is there
     controller: str = ""  # its name, for what a person would type instead; empty: nobody is set
     acts: frozenset[ControllerAct] = EVERY_ACT  # what it says that it can do

@@ -111,7 +111,7 @@ def list_path_counts(db: ControlDatabase) -> dict[str, PathCount]:
 
 
 def find_enforced_share(db: ControlDatabase) -> float:
-    """Return the share of planned connections that keep to the plan; 0 where none was seen, as over RoCE."""
+    """Return the share of planned connections that keep to the plan; 0 where none was seen."""
     counts = list_path_counts(db).values()
     planned = sum(count.planned for count in counts)
     return sum(count.enforced for count in counts) / planned if planned else 0.0

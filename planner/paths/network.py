@@ -229,7 +229,7 @@ def _tabulate(reached: list[list[tuple[str, tuple[int, ...]]]]) -> UpPaths:
     )
 
 
-# NCCL over RoCE and InfiniBand takes no source port from anybody, so a plan for it is advice. What it does honour are
+# NCCL over RoCE and InfiniBand takes no source port from anybody; over RoCE path_shim can give it one. What it honours are
 # variables, the order of ranks and a topology file. Hosts that share a leaf belong next to each other: a hop of a
 # ring that stays inside a leaf is no load for the fabric. And NICs keep to their rail and plane.
 
@@ -299,7 +299,7 @@ def _leaves_of(network: Network) -> dict[str, int]:
 
 
 def _note(crossings: tuple[int, int], by_host: dict[str, dict[str, str]]) -> Iterable[str]:
-    yield "this is advice: NCCL takes no source port over RoCE and InfiniBand, so no path of the plan is enforced"
+    yield "this is advice: NCCL takes no source port over RoCE and InfiniBand; over RoCE path_shim gives it one"
     if crossings[1] < crossings[0]:
         yield f"in this order of hosts {crossings[1]} hops of a ring leave a leaf instead of {crossings[0]}"
     for host, variables in by_host.items():

@@ -1,7 +1,9 @@
 """Verbs programs between namespaces over the stand-in: contents, keys, ports, counters, and what loss is told as."""
 
+import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,15 @@ import pytest
 from collector.sources.rdma import RdmaSource
 from lockstep.errors import NotPresent
 from lockstep.fabrics import FabricOptions, leaf_spine
+from lockstep.host_paths import HostPaths, PathChoice
+from lockstep.path_file import read_reports
+from lockstep.queue_pair_file import write_queue_pairs
 from tests.testbed.fabric.building import build_fabric
 from tests.testbed.fabric.fabric import Fabric
 from tests.testbed.fabric.management import find_interface
 from tests.testbed.fabric.plan import Port
+from tests.testbed.paths.shim import VERBS_LIBRARY, ShimFiles
+from tests.testbed.paths.shim import build as build_shim
 from tests.testbed.softverbs.stand_in import StandIn, build_stand_in, captured_roce, default_label, port_of_label
 from tests.waiting import LIMIT_S, eventually
 
@@ -22,6 +29,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.needs_root]
 TOPOLOGY = leaf_spine(hosts=2, nics_per_host=1, leaves=2, spines=2, options=FabricOptions(gbps=100, uplink_gbps=100))
 DEVICE = "soft_eth0"
 QPN = re.compile(r"QPN (0x[0-9a-f]+)")
+LOOKUP = """
+import ctypes
+class Found(ctypes.Structure):
+    _fields_ = [("file", ctypes.c_char_p), *((name, ctypes.c_void_p) for name in ("base", "name", "at"))]
+verbs, libc, found = ctypes.CDLL("libibverbs.so"), ctypes.CDLL(None), Found()
+libc.dlvsym.restype, libc.dlvsym.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p]
+for name in (b"ibv_modify_qp", b"ibv_open_device"):
+    libc.dladdr(ctypes.c_void_p(libc.dlvsym(verbs._handle, name, b"IBVERBS_1.1")), ctypes.byref(found))
+    print(found.file.decode())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +47,14 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> StandIn:
         return build_stand_in(tmp_path_factory.mktemp("softverbs"))
     except NotPresent as absence:
         pytest.skip(str(absence))
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the verbs half of the path shim."""
+    folder = tmp_path_factory.mktemp("shim")
+    build_shim(folder, VERBS_LIBRARY, "verbs/libibverbs.so")
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +97,60 @@ def test_pingpong_of_debian_runs_unmodified_over_the_port_that_linux_would_take(
     assert "50 iters" in said[0]
     assert "invalid data" not in "".join(said)
     assert set(seen) == {(fabric.address_of(host, "eth0"), port) for host in ("h0", "h1")}
+
+
+def plan_of(shim: Path, folder: Path, generation: int, here: str, there: str, *ports: int) -> ShimFiles:
+    """Write the plan of a host's queue pairs as its collector does; return where its programs find it."""
+    files = ShimFiles(shim / VERBS_LIBRARY, folder)
+    choices = [
+        PathChoice(
+            connection=f"job/q{number}",
+            nic="eth0",
+            dst="other",
+            dst_nic="eth0",
+            links=("leaf0--spine0",),
+            proto="roce",
+            source=here,
+            destination=there,
+            sports=(port,),
+        )
+        for number, port in enumerate(ports)
+    ]
+    files.plan.parent.mkdir(parents=True)
+    planned = HostPaths(
+        host="h", is_enforceable=True, choices=choices, generation=generation, made_ns=1, lease_end_ns=2
+    )
+    write_queue_pairs(files.plan.with_name("plan.queue-pairs"), planned)
+    return files
+
+
+def test_planned_ports_are_seen_on_the_wire_and_reported(
+    fabric: Fabric, stand_in: StandIn, shim: Path, tmp_path: Path
+) -> None:
+    ends = [fabric.address_of(host, "eth0") for host in ("h0", "h1")]
+    server = plan_of(shim, tmp_path / "h0", 3, ends[0], ends[1], 50_001)
+    client = plan_of(shim, tmp_path / "h1", 4, ends[1], ends[0], 60_002, 60_003)
+    environments = [{**files.environment(), "LD_LIBRARY_PATH": str(stand_in.folder)} for files in (server, client)]
+    with captured_roce(fabric.homes[port_behind(fabric, "h0").node]) as seen:
+        said = pingpong(fabric, *environments)
+    assert "50 iters" in said[0]
+    assert set(seen) == {(ends[0], 50_001), (ends[1], 60_002)}
+    (report,) = read_reports(client.reports)
+    assert (report.local, report.sport, report.remote, report.dport) == (ends[1], 60_002, ends[0], 4791)
+    assert (report.generation, report.outcome) == (4, "enforced")
+
+
+def test_nccl_s_way_of_looking_symbols_up_finds_the_shim_first_and_the_verbs_behind_it(
+    stand_in: StandIn, shim: Path
+) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", LOOKUP],
+        env={**os.environ, "LD_LIBRARY_PATH": f"{shim}/verbs:{stand_in.folder}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert found == [f"{shim}/verbs/libibverbs.so", f"{stand_in.folder}/libibverbs.so.1"]
 
 
 def test_contents_keys_immediate_data_and_a_lost_peer_are_what_a_nic_makes_of_them(

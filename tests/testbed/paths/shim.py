@@ -10,6 +10,7 @@ from lockstep.errors import LockstepError, NotPresent
 
 SOURCES = Path(__file__).resolve().parents[3] / "path_shim"
 LIBRARY = "liblockstep-paths.so"
+VERBS_LIBRARY = "liblockstep-verbs.so"
 AGENT = "@lockstep-paths"  # abstract: every network namespace, and so every host of a fabric, has its own
 
 

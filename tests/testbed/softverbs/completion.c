@@ -1,5 +1,6 @@
-/* Completion queues and the channels that announce them. A program that polls drives the stand-in while it does, and
- * sleeps for moments when there is nothing for long: on few cores spinning programs starve those they wait for. */
+/* Completion queues and the channels that announce them. A program that polls drives the stand-in while it does, and on
+ * a machine of few cores sleeps for moments when there is nothing for long: spinning programs starve those they wait
+ * for there. With cores to spare it would only be slower to see what else it looks at. */
 #include "softverbs.h"
 
 #include <errno.h>
@@ -7,7 +8,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { IDLE_POLLS = 64, NAP_US = 100 };
+enum { IDLE_POLLS = 64, NAP_US = 100, FEW_CORES = 8 };
 
 struct soft_channel {
     struct ibv_comp_channel channel;
@@ -51,6 +52,14 @@ static int take(struct soft_cq *queue, int most, struct ibv_wc *completions)
     return taken;
 }
 
+static bool has_few_cores(void)
+{
+    static _Atomic long cores;
+    if (cores == 0)
+        cores = sysconf(_SC_NPROCESSORS_ONLN);
+    return cores < FEW_CORES;
+}
+
 int soft_poll_cq(struct ibv_cq *told, int most, struct ibv_wc *completions)
 {
     static _Thread_local unsigned idle;
@@ -63,7 +72,7 @@ int soft_poll_cq(struct ibv_cq *told, int most, struct ibv_wc *completions)
     }
     pthread_mutex_unlock(&soft_lock);
     idle = taken ? 0 : idle + 1;
-    if (idle > IDLE_POLLS)
+    if (idle > IDLE_POLLS && has_few_cores())
         soft_nap(NAP_US);
     return taken;
 }

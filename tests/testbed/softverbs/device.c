@@ -232,9 +232,12 @@ SOFT_EXPORT int ibv_query_port(struct ibv_context *context, uint8_t port, struct
     const char *gbps = getenv("LOCKSTEP_SOFTVERBS_GBPS");
     if (port != 1)
         return EINVAL;
+    pthread_mutex_lock(&soft_lock);
+    bool is_up = device->is_up;
+    pthread_mutex_unlock(&soft_lock);
     memset(attributes, 0, offsetof(struct ibv_port_attr, port_cap_flags2)); /* as much as old programs have */
-    attributes->state = device->is_up ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
-    attributes->phys_state = device->is_up ? LINK_UP : 3;
+    attributes->state = is_up ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
+    attributes->phys_state = is_up ? LINK_UP : 3;
     attributes->max_mtu = IBV_MTU_4096;
     attributes->active_mtu = mtu_of(device->mtu);
     attributes->gid_tbl_len = attributes->pkey_tbl_len = 1;

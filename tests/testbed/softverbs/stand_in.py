@@ -10,7 +10,7 @@ import socket
 import struct
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,8 +91,3 @@ def _roce_source(packet: bytes) -> tuple[str, int] | None:
         return None
     sport, dport = struct.unpack_from("!HH", packet, header)
     return (socket.inet_ntoa(packet[12:16]), sport) if dport == ROCE_PORT else None
-
-
-def with_shim(environment: Mapping[str, str], *libraries: Path) -> dict[str, str]:
-    """Return an environment in which these libraries are loaded first."""
-    return {**environment, "LD_PRELOAD": ":".join(map(str, libraries))}

@@ -197,7 +197,7 @@ static void receive_rounds(uint32_t rounds, const uint32_t *sizes)
         struct ibv_recv_wr empty = {.wr_id = round}, *bad;
         uint64_t slot[8] = {round, sizes[round], 3, 4, 5, round + 1};
         struct ibv_send_wr clear = writing(99, IBV_WR_RDMA_WRITE, peer.slots + 64 * (round % SLOTS), peer.slot_key);
-        memset(data, 0, sizes[round] + 1);
+        memset(data, 0, BYTES);
         EXPECT(ibv_post_recv(pairs[pair], &empty, &bad) == 0);
         clear.send_flags |= IBV_SEND_INLINE;
         post(pair, clear, (struct ibv_sge){.addr = (uintptr_t)slot, .length = 64});
