@@ -183,12 +183,6 @@ def record_with(plan: JobPlan, line: str, built: Path, folder: Path) -> list[dic
     return [row for row in recordings.rows("collectives") if first <= row["seq"] < first + STEPS]
 
 
-@pytest.mark.slow
-@pytest.mark.long
-def test_late_rank_enqueues_last(built: Path, tmp_path: Path) -> None:
-    assert find_usually_last(record_with(plan_job(4), "late 100", built, tmp_path / "job"), "enqueue_ns") == ODD
-
-
 def test_slow_rank_enqueues_in_time_and_its_kernels_begin_last_and_are_short(built: Path, tmp_path: Path) -> None:
     plan = plan_job(4, (Compute(10), Collective("world", "AllReduce", MIB)), per_host=2)
     operations = record_with(plan, "slow 10", built, tmp_path / "job")

@@ -27,14 +27,6 @@ def at(those: Choices, count: int) -> tuple[str, float, float]:
     return those.change_at(pick), float(those.downtime_s[pick]), float(those.lost_work_s[pick])
 
 
-def test_gain_is_the_work_of_an_hour_less_the_standstill() -> None:
-    one = job("a", 0, 8, weight=2.0)
-    assert at(choices(one), 8) == ("none", 0.0, 0.0)
-    assert choices(one).gains[8] == pytest.approx(2.0 * one.throughput.at(8) * HOUR_S)
-    assert choices(HELD, "h3").gains[8] == pytest.approx(HELD.work_on(8) * (HOUR_S - 20))
-    assert choices(job("a")).gains[4] == pytest.approx(linear(16).at(4) * HOUR_S), "one that waits loses nothing"
-
-
 HIT, HELD = job("a", 0, 8, recovery=WAYS, was_hit=True), job("a", 0, 8, recovery=WAYS)
 WHOLE, PAIRS, FOURS = (replace(HELD, nodes_per_replica=count) for count in (8, 2, 4))
 

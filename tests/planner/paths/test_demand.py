@@ -15,7 +15,7 @@ from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME, TABLES
 from lockstep.topology import Nic, Topology, TopologyIndex
 from planner.paths import demand
-from planner.paths.demand import SUMS, Demand, DemandFacts, WiringBook, find_demand, read_demand
+from planner.paths.demand import Demand, DemandFacts, WiringBook, find_demand, read_demand
 from planner.paths.flows import place_flows
 from planner.paths.network import build_network
 from simulator.operations import Operation
@@ -23,7 +23,7 @@ from simulator.scenario import Scenario, build_topology, find_scenario
 from simulator.simulation import Simulation
 from simulator.telemetry import Identity, Rows, SimulatedTelemetry
 from tests.builders import SECOND, T0, make, rows
-from tests.planner.paths.build import in_order, insert, sum_stats
+from tests.planner.paths.build import insert, sum_stats
 from tests.tiers import long_except
 
 GBIT = 125_000_000  # bytes
@@ -362,18 +362,3 @@ def test_with_too_many_sends_the_largest_are_kept_and_it_is_said(
     found = find_demand(read_demand(embedded_store, FABRIC, T0, END))
     assert [flow.src for flow in found.flows] == ["h2"]
     assert found.left_out[0].startswith("more than 1 ends of connections")
-
-
-def test_a_simulated_job_is_found_through_the_store(embedded_store: Store) -> None:
-    scenario = find_scenario("nic-both-healthy-ib")
-    telemetry = SimulatedTelemetry(Simulation(scenario, seed=3), Identity("train", T0))
-    reported = telemetry.advance(T0 + 5 * SECOND)
-    for name in ("comms", "connections", "transfer_stats"):
-        embedded_store.insert(TABLE_BY_NAME[name], reported[name], token=f"demand/{name}")
-    end_ns = telemetry.watermark_ns
-    facts = read_demand(embedded_store, TopologyIndex(build_topology(scenario.cluster)), T0, end_ns)
-    names = [*demand.KEY, *SUMS]
-    assert in_order(facts.sums.select(names)) == in_order(
-        sum_stats(reported["transfer_stats"], T0, end_ns).select(names)
-    )
-    assert len(find_demand(facts).flows) == reported["connections"].num_rows // 2

@@ -166,15 +166,6 @@ def test_each_vertex_has_each_colour_equally_often_give_or_take_one(
         assert_even(groups[1], colour, colours)
 
 
-@pytest.mark.parametrize("colours", long_except([31], [31, 32]))
-def test_thousands_of_edges_are_coloured_evenly(colours: int) -> None:
-    rng = np.random.default_rng(3)
-    near, far = rng.integers(0, 128, (2, 20_000))
-    colour = colour_evenly([near], [far], colours)
-    assert_even(near, colour, colours)
-    assert_even(far, colour, colours)
-
-
 NETWORK = build_network(leaf_spine(hosts=8, nics_per_host=1, leaves=2, spines=4))
 FLOWS = flows_between([(f"h{i}", f"h{i + 4}") for i in range(4)], gbps=400.0)
 
