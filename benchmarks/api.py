@@ -42,6 +42,8 @@ JOB = "bench"
 _ALL_JOBS = (JOB, "other1", "other2", "other3")
 _CLIENTS = 50
 _INCIDENTS = 1_000
+_SECONDS_PER_INSERT = 10
+_COMM = 1
 _ROWS, _QUICK_ROWS = 10_000_000, 400_000
 _API = "/api/v1"
 _LIST = f"{_API}/incidents"
@@ -65,10 +67,6 @@ class Answers:
     @property
     def per_s(self) -> float:
         return len(self.seconds) / self.elapsed_s if self.elapsed_s else 0.0
-
-
-_SECONDS_PER_INSERT = 10
-_COMM = 1
 
 
 def measure(quick: bool, note: Note) -> tuple[Figure, ...]:
@@ -271,8 +269,8 @@ def _transfers(job: str, ranks: np.ndarray, ts_ns: int) -> Iterator[pa.Table]:
     for channel, hop in ((0, 1), (1, 9)):
         for direction, sign in (("send", 1), ("recv", -1)):
             pair = {"channel": channel, "peer": (ranks + sign * hop) % RANKS, "direction": direction}
-            wires = sent if direction == "send" else dict.fromkeys(sent)
-            yield _rows("transfer_stats", job, ranks, ts_ns=ts_ns, **_EACH, **pair, **waits, **wires)
+            timed = sent if direction == "send" else dict.fromkeys(sent)
+            yield _rows("transfer_stats", job, ranks, ts_ns=ts_ns, **_EACH, **pair, **waits, **timed)
 
 
 def _operations(job: str, ranks: np.ndarray, ts_ns: int) -> pa.Table:
