@@ -3,16 +3,10 @@
 Every family of scenarios, simulated with seeds that no threshold was tuned on; truth is what one breaks. Beside
 it, two rules of others on the same rows. Results are kept as they come, one line of JSON a run, in a file named after
 the sources that made them: a run that was interrupted goes on where it was.
-
-python -m benchmarks.accuracy --family nic-tx --seeds 1-5        a few runs, for daily work
-python -m benchmarks.accuracy --captures DIR                     what `lockstep simulate` has written as SCENARIO-SEED
 """
 
-import argparse
 import json
 import os
-import re
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -21,8 +15,6 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from multiprocessing import get_context
 from pathlib import Path
-
-from rich.console import Console
 
 from benchmarks.accuracy_run import Result, examine
 from benchmarks.accuracy_score import Case, Named, Score, plan_cases, plan_worlds, score
@@ -43,12 +35,17 @@ class Workload:
 
     cases: Sequence[Case]
     results: Path
-    captures: Path | None = None
     processes: int = 2
 
 
 def measure(
-    quick: bool, note: Note, full: bool = False, worlds: Sequence[int] = (), seed: int = 1
+    quick: bool,
+    note: Note,
+    full: bool = False,
+    worlds: Sequence[int] = (),
+    seed: int = 1,
+    families: Sequence[str] = (),
+    seeds: str = "",
 ) -> tuple[Figure, ...]:
     """Return the figures of the analyzer's accuracy: on the scenarios, or on some worlds of a seed."""
     if worlds:
@@ -58,7 +55,7 @@ def measure(
         scenarios = {scenario.name: scenario for scenario in list_scenarios()}
         cases = [Case(name, scenarios[name].ranks, _QUICK_SEED) for name in _QUICK]
     else:
-        cases = plan_cases(full)
+        cases = plan_cases(full, families, parse_seeds(seeds))
     return figures_of(run_all(Workload(cases, default_results(), processes=_cores()), note))
 
 
@@ -114,7 +111,7 @@ def _examine(cases: Sequence[Case], workload: Workload) -> Iterator[Result]:
         running: set[Future[Result]] = set()
         while True:
             for case in ahead:
-                running.add(pool.submit(examine, case, workload.captures))
+                running.add(pool.submit(examine, case))
                 if len(running) > workload.processes:
                     break
             if not running:
@@ -158,20 +155,6 @@ def _cores() -> int:
     return max(len(os.sched_getaffinity(0)), 1)
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description="Accuracy on chosen runs.")
-    parser.add_argument("--family", action="append", default=[], help="a family of scenarios; again for more")
-    parser.add_argument("--scenario", action="append", default=[], help="a scenario; again for more")
-    parser.add_argument("--seeds", default="", help="seeds, such as 1-5 or 1,7")
-    parser.add_argument("--ranks", type=int, help="ranks, instead of the scenario's own number")
-    parser.add_argument("--full", action="store_true", help="every variant with every seed")
-    parser.add_argument("--captures", type=Path, help="directory with captures SCENARIO-SEED to score instead")
-    parser.add_argument("--out", type=Path, help="file for the results, which is gone on with")
-    parser.add_argument("--processes", type=int, default=_cores())
-    parser.add_argument("--json", action="store_true", help="figures as JSON on standard output")
-    return parser.parse_args()
-
-
 def parse_seeds(text: str) -> list[int]:
     """Return the seeds in a list of numbers and stretches.
 
@@ -180,48 +163,3 @@ def parse_seeds(text: str) -> list[int]:
     """
     stretches = [part.partition("-") for part in text.split(",") if part]
     return [seed for low, _, high in stretches for seed in range(int(low), int(high or low) + 1)]
-
-
-def find_captures(folder: Path) -> list[Case]:
-    """Return the captures in a directory that are named after a scenario and a seed."""
-    ranks = {scenario.name: scenario.ranks for scenario in list_scenarios()}
-    named = (re.fullmatch(r"(.+)-(\d+)", entry.name) for entry in sorted(folder.iterdir()))
-    found = [(match[1], int(match[2])) for match in named if match and (folder / match[0] / "capture.json").exists()]
-    return [Case(scenario, ranks[scenario], seed) for scenario, seed in found if scenario in ranks]
-
-
-def choose(arguments: argparse.Namespace) -> list[Case]:
-    """Return the cases that the arguments ask for."""
-    families = {scenario.name: scenario.family for scenario in list_scenarios()}
-    seeds = parse_seeds(arguments.seeds)
-    if arguments.captures:
-        cases = [case for case in find_captures(arguments.captures) if not seeds or case.seed in seeds]
-    elif arguments.scenario:
-        ranks = {scenario.name: scenario.ranks for scenario in list_scenarios()}
-        cases = [
-            Case(name, arguments.ranks or ranks[name], seed) for name in arguments.scenario for seed in seeds or [1]
-        ]
-    else:
-        cases = plan_cases(arguments.full, arguments.family, seeds)
-    wanted = [case for case in cases if not arguments.family or families[case.scenario] in arguments.family]
-    return [case for case in wanted if not arguments.scenario or case.scenario in arguments.scenario]
-
-
-def main() -> None:
-    """Run the chosen cases and print their figures."""
-    arguments, err = _arguments(), Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    with tempfile.TemporaryDirectory() as folder:
-        results = arguments.out or (Path(folder) / "results.jsonl" if arguments.captures else default_results())
-        workload = Workload(choose(arguments), results, arguments.captures, arguments.processes)
-        figures = figures_of(run_all(workload, err.print))
-    if arguments.json:
-        json.dump([vars(figure) for figure in figures], sys.stdout, indent=1)
-        return
-    out = Console(highlight=False, markup=False, soft_wrap=True)
-    for figure in figures:
-        mark = {True: "yes", False: "NO", None: ""}[figure.met]
-        out.print(f"{figure.name:58} {figure.value:9.4g} {figure.unit:8} {mark:4} {figure.reference}")
-
-
-if __name__ == "__main__":
-    main()

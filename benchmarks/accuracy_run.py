@@ -6,7 +6,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
@@ -19,8 +18,6 @@ from analyzer.pipeline import FollowOptions
 from benchmarks.accuracy_score import Case, Named, healthy_until_s, named_of
 from benchmarks.accuracy_truth import Facts, Known, find_truth, find_twins
 from benchmarks.accuracy_worlds import World, draw_world
-from lockstep.capture.exchange import load_capture
-from lockstep.capture.files import read_capture
 from lockstep.clock import NS_PER_S
 from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import Store, open_store
@@ -206,18 +203,13 @@ class _WatchedSimulation(Simulation):
         return taken
 
 
-def examine(case: Case, captures: Path | None = None) -> Result:
+def examine(case: Case) -> Result:
     """Run one case and return what was named; a crash of the analyzer is a result as well."""
     begin = time.process_time()
     scenario, known = case.scenario_at_size(), Known()
-    topology: TopologyIndex | None
     with _embedded_store() as store:
         if case.world >= 0:
             topology, truth, known = _simulate_world(store, draw_world(case.seed, case.world))
-        elif captures:
-            capture, truth = read_capture(captures / f"{case.scenario}-{case.seed}"), Truth()
-            load_capture(store, capture)
-            topology = TopologyIndex(capture.topology) if capture.topology else None
         else:
             topology, truth = _simulate(store, scenario, case.seed)
         simulated_at = time.process_time()

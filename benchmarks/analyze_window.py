@@ -124,15 +124,28 @@ def simulate(trouble: str) -> Small:
         telemetry=Telemetry(sample=0.25),
         timeline=tuple(parse_fault(fault) for fault in _FAULTS[trouble]),
     )
-    telemetry = SimulatedTelemetry(Simulation(scenario, _SEED), Identity("bench", START_NS), heartbeats=True)
-    tables_by_name: dict[str, list[pa.Table]] = {}
-    for second in range(1, _SECONDS[trouble] + 1):
-        for name, rows in telemetry.advance(START_NS + second * NS_PER_S).items():
-            tables_by_name.setdefault(name, []).append(rows)
-    tables = {name: pa.concat_tables(rows) for name, rows in tables_by_name.items()}
+    telemetry, tables = record(scenario)
     comms = tables["comms"].filter(pc.equal(tables["comms"]["nranks"], _HOSTS))
     end_ns = telemetry.watermark_ns
     return Small(tables, np.unique(comms["comm"].to_numpy()), Window(end_ns - WINDOW_S * NS_PER_S, end_ns))
+
+
+def record(scenario: Scenario) -> tuple[SimulatedTelemetry, dict[str, pa.Table]]:
+    """Run a scenario to its end and return all its rows."""
+    telemetry = SimulatedTelemetry(Simulation(scenario, _SEED), Identity("bench", START_NS), heartbeats=True)
+    parts: dict[str, list[pa.Table]] = {}
+    for second in range(1, int(scenario.duration_s) + 1):
+        for name, rows in telemetry.advance(START_NS + second * NS_PER_S).items():
+            parts.setdefault(name, []).append(rows)
+    return telemetry, {name: pa.concat_tables(rows) for name, rows in parts.items()}
+
+
+def replaced(rows: pa.Table, columns: Mapping[str, Any]) -> pa.Table:  # Any: arrays of Arrow or of numpy
+    """Return the rows with those of the columns that they have replaced."""
+    for name in columns.keys() & set(rows.column_names):
+        field = rows.schema.field(name)
+        rows = rows.set_column(rows.column_names.index(name), field, pa.array(columns[name]).cast(field.type))
+    return rows
 
 
 def repeat_hosts(rows: pa.Table, hosts: int, rings: np.ndarray) -> Iterator[pa.Table]:
@@ -165,10 +178,7 @@ def _moved(rows: pa.Table, shift: np.ndarray, hosts: int, rings: np.ndarray) -> 
     if "gpu_uuid" in rows.column_names:
         gpu = rows["gpu"].cast(pa.string())
         changed["gpu_uuid"] = pc.binary_join_element_wise("GPU", changed["host"], gpu, "-")
-    for name, values in changed.items():
-        field = rows.schema.field(name)
-        rows = rows.set_column(rows.column_names.index(name), field, pa.array(values).cast(field.type))
-    return rows
+    return replaced(rows, changed)
 
 
 def _moved_in_groups(rows: pa.Table, shift: np.ndarray, hosts: int, in_ring: np.ndarray) -> dict[str, np.ndarray]:

@@ -82,17 +82,6 @@ def list_cases(scores: Sequence[Score]) -> Iterator[Figure]:
         yield Figure(score.case.name, over(score.use, score), "x bound", reference=describe(score))
 
 
-def list_groups(scores: Sequence[Score]) -> Iterator[Figure]:
-    """Yield the share of small cases at the optimum, by fabric and damage."""
-    groups: dict[tuple[str, str], list[Score]] = {}
-    for score in scores:
-        groups.setdefault((score.case.fabric, score.case.damage), []).append(score)
-    for (fabric, damage), mine in groups.items():
-        equal = [score for score in mine if score.has_equal_flows]
-        share = sum(score.is_optimal for score in equal) / len(equal)
-        yield Figure(f"{fabric}, {damage}: at the optimum", share, "share", None, 0.99, True, _describe_group(mine))
-
-
 def over(use: float, score: Score) -> float:
     """Return a use as a multiple of the bound; 1 where nothing has a path to choose."""
     return use / score.bound if score.bound else 1.0
@@ -108,20 +97,6 @@ def describe(score: Score) -> str:
     above = f"+{score.above:.0f} flows" if score.has_equal_flows else f"+{score.above:.2f} of the largest"
     beside = f"{ecmp}, greedy {over(score.greedy, score):.2f}{whole}"
     return f"{above}; {beside}; {effort}; bound {score.bound:.3f} by {score.bound_by}{lost}"
-
-
-def _describe_group(scores: Sequence[Score]) -> str:
-    solved = [score for score in scores if score.whole is not None]
-    equal = sum(score.is_optimal for score in solved)
-    worst = max(score.above for score in scores)
-    ecmp = median(over(median(score.ecmp), score) for score in scores)
-    greedy = median(over(score.greedy, score) for score in scores)
-    plan = median(over(score.use, score) for score in scores)
-    return (
-        f"{len(scores)} plans, worst +{worst:.2g}; medians over the bound: {plan:.2f}, greedy {greedy:.2f}, "
-        f"ECMP {ecmp:.2f}; "
-        f"MILP finished {len(solved)}, as good as that {equal}"
-    )
 
 
 def _say_worst(scores: Sequence[Score]) -> str:
@@ -159,7 +134,6 @@ def measure(quick: bool, note: Note) -> tuple[Figure, ...]:
         *claim_replanning(replanned),
         *measure_c4p(quick, note),
         *list_cases(large),
-        *list_groups(small),
     )
 
 

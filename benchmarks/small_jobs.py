@@ -22,6 +22,7 @@ from analyzer.diagnosis import diagnose
 from analyzer.pipeline import FollowOptions
 from analyzer.service import AnalyzerService, Announce, ServiceOptions
 from analyzer.windows.window import EvaluationOptions
+from benchmarks.analyze_window import START_NS, record, replaced
 from benchmarks.figures import Figure, clocked, in_own_process
 from lockstep.clock import NS_PER_S
 from lockstep.shards import ALL_JOBS, Shard
@@ -34,12 +35,8 @@ from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.topology import TopologyIndex
 from simulator.faults import parse_fault
-from simulator.rows import Identity
 from simulator.scenario import ClusterShape, JobShape, Scenario, build_topology
-from simulator.simulation import Simulation
-from simulator.telemetry import SimulatedTelemetry
 
-_START_NS = 1_700_000_000 * NS_PER_S
 _SECONDS, _LEARNT_S, _HOP_S = 40, 30, 2
 _ENGINE_BYTES = 4 << 30
 _FLOOR, _GOAL = 50, 200  # jobs
@@ -50,7 +47,6 @@ _REAL_JOBS = 10
 _ROUND_FLOOR_S = 2.0  # of a hop: more, and the analysis falls behind
 _HUGE_RANK, _YEAR_2200_NS = 2**31, 7_258_118_400 * NS_PER_S
 _SLOW_NIC = "nic:h3/eth3"
-_SEED = 1
 
 
 class TimedStore(Store):
@@ -112,11 +108,18 @@ class Hostile:
     invents: int = 0  # jobs that one of its hosts made up
 
 
-def measure_jobs(jobs: int) -> Spent:
-    """Follow so many jobs for some hops, after half a minute in which their steps are learnt."""
+@contextmanager
+def _filled(jobs: int, hostile: Hostile | None = None) -> Iterator[Path]:
+    """Give a folder with a store of so many jobs."""
     with tempfile.TemporaryDirectory(prefix="lockstep-jobs-") as folder:
-        in_own_process(_fill, Path(folder) / "store", jobs)
-        return in_own_process(_follow, Path(folder))
+        in_own_process(_fill, Path(folder) / "store", jobs, hostile)
+        yield Path(folder)
+
+
+def measure_jobs(jobs: int, hostile: Hostile | None = None) -> Spent:
+    """Follow so many jobs for some hops, after half a minute in which their steps are learnt."""
+    with _filled(jobs, hostile) as folder:
+        return in_own_process(_follow, folder)
 
 
 def lag_figure(jobs: int, processes: int) -> Figure:
@@ -125,10 +128,8 @@ def lag_figure(jobs: int, processes: int) -> Figure:
     Just before a round ends a job is as far behind as it ever is. How long its rows take to the store comes on top;
     `bench fleet` has that.
     """
-    with tempfile.TemporaryDirectory(prefix="lockstep-jobs-") as folder:
-        in_own_process(_fill, Path(folder) / "store", jobs)
-        shards = Shard.all_of(processes)
-        lags_s = [lag_s for shard in shards for lag_s in in_own_process(_find_lags, Path(folder), shard)]
+    with _filled(jobs) as folder:
+        lags_s = [lag_s for shard in Shard.all_of(processes) for lag_s in in_own_process(_find_lags, folder, shard)]
     p50, p99 = np.quantile(lags_s, [0.5, 0.99])
     beside = f"p50 {p50:.1f} s, {jobs} jobs of 8 ranks, {len(lags_s)} lags; rows in the store at once"
     words = f"analysis behind a job, p99, {processes} processes"
@@ -156,27 +157,18 @@ def hostile_figures(jobs: int, invented: int) -> tuple[Figure, ...]:
 
 def measure_lags(jobs: int, hostile: Hostile) -> list[float]:
     """Return by round and job how far behind the analysis was, but for the first job, which may be poisoned."""
-    with tempfile.TemporaryDirectory(prefix="lockstep-jobs-") as folder:
-        in_own_process(_fill, Path(folder) / "store", jobs, hostile)
-        return in_own_process(_find_lags, Path(folder), ALL_JOBS, "job0")
+    with _filled(jobs, hostile) as folder:
+        return in_own_process(_find_lags, folder, ALL_JOBS, "job0")
 
 
 def measure_round(jobs: int, hostile: Hostile) -> float:
     """Return the CPU seconds of a round in which all jobs are due."""
-    with tempfile.TemporaryDirectory(prefix="lockstep-jobs-") as folder:
-        in_own_process(_fill, Path(folder) / "store", jobs, hostile)
-        spent = in_own_process(_follow, Path(folder))
-    return spent.cpu_s * _HOP_S / (_SECONDS - _LEARNT_S)
-
-
-def measure_capture() -> Spent:
-    """Diagnose a minute of 64 ranks in which a NIC becomes slow."""
-    return in_own_process(_diagnose)
+    return measure_jobs(jobs, hostile).cpu_s * _HOP_S / (_SECONDS - _LEARNT_S)
 
 
 def small_job_figures(jobs: int) -> tuple[Figure, Figure]:
     """Return both figures."""
-    spent, capture = measure_jobs(jobs), measure_capture()
+    spent, capture = measure_jobs(jobs), in_own_process(_diagnose)
     fit = _HOP_S * spent.evaluations / spent.cpu_s
     beside = f"{1e3 * spent.cpu_s / spent.evaluations:.0f} ms an evaluation, {jobs} jobs followed; {spent.words}"
     beside += f"; FALSE: {', '.join(spent.named)}" if spent.named else ""
@@ -204,19 +196,14 @@ def _simulate(hosts: int, gpus: int, seconds: int, *faults: str) -> tuple[dict[s
         job=JobShape(compute_ms=300.0, allreduce_mb=(256, 256)),
         timeline=tuple(parse_fault(fault) for fault in faults),
     )
-    telemetry = SimulatedTelemetry(Simulation(scenario, _SEED), Identity("bench", _START_NS), heartbeats=True)
-    parts: dict[str, list[pa.Table]] = {}
-    for second in range(1, seconds + 1):
-        for name, rows in telemetry.advance(_START_NS + second * NS_PER_S).items():
-            parts.setdefault(name, []).append(rows)
-    return {name: pa.concat_tables(rows) for name, rows in parts.items()}, scenario
+    return record(scenario)[1], scenario
 
 
 def _fill(folder: Path, jobs: int, hostile: Hostile | None = None) -> None:
     tables, _ = _simulate(2, 4, _SECONDS)
     hostile = hostile or Hostile()
     with closing(TimedStore(folder)) as store:
-        migrate(store, Layout(store.database), _START_NS)
+        migrate(store, Layout(store.database), START_NS)
         for name, rows in tables.items():
             if "host" in rows.column_names:
                 copies = [_renamed(rows, f"job{number}", f"job{number}-") for number in range(jobs)]
@@ -230,25 +217,14 @@ def _fill(folder: Path, jobs: int, hostile: Hostile | None = None) -> None:
 def _renamed(rows: pa.Table, job: str, hosts: str) -> pa.Table:
     """Return the rows as those of another job on other hosts."""
     names = pc.binary_join_element_wise(pa.scalar(hosts), rows["host"].cast(pa.string()), "")
-    return _with(rows, host=names, job=pa.array([job] * rows.num_rows))
+    return replaced(rows, {"host": names, "job": [job] * rows.num_rows})
 
 
 def _poisoned(rows: pa.Table, time: str) -> pa.Table:
     """Return two rows that cannot be: of 1970 and of 2200, of a huge rank alone in its communicator."""
     first = pa.concat_tables([rows.slice(0, 1)] * 2)
     impossible = {"rank": [_HUGE_RANK] * 2, "nranks": [1] * 2, "watermark_ns": [1] * 2, "nnodes": [1] * 2}
-    return _with(
-        first,
-        **{name: pa.array(values) for name, values in impossible.items()},
-        **{time: pa.array([1, _YEAR_2200_NS])},
-    )
-
-
-def _with(rows: pa.Table, **columns: pa.Array) -> pa.Table:
-    for name in columns.keys() & set(rows.column_names):
-        field = rows.schema.field(name)
-        rows = rows.set_column(rows.column_names.index(name), field, columns[name].cast(field.type))
-    return rows
+    return replaced(first, impossible | {time: [1, _YEAR_2200_NS]})
 
 
 _Following = tuple[TimedStore, ControlDatabase, Callable[[int], int]]
@@ -264,18 +240,18 @@ def _following(folder: Path, announce: Announce, shard: Shard = ALL_JOBS) -> Ite
         follow = FollowOptions(evaluations=EvaluationOptions(hop_ns=_HOP_S * NS_PER_S))
         options = ServiceOptions(follow=follow, shard=shard)
         service = AnalyzerService(store, control, None, options, announce)
-        lease = take_lease(control, "analyzer", "bench", 3_600 * NS_PER_S, _START_NS)
+        lease = take_lease(control, "analyzer", "bench", 3_600 * NS_PER_S, START_NS)
         assert lease is not None
-        service.run_once(lease, _START_NS + _LEARNT_S * NS_PER_S)
+        service.run_once(lease, START_NS + _LEARNT_S * NS_PER_S)
         yield store, control, partial(service.run_once, lease)
 
 
 def _find_lags(folder: Path, shard: Shard = ALL_JOBS, without: str = "") -> list[float]:
     """Return by round and job how far behind it was; a round begins a second after the last, or at its end."""
     lags_s: list[float] = []
-    now_ns = _START_NS + _LEARNT_S * NS_PER_S
+    now_ns = START_NS + _LEARNT_S * NS_PER_S
     with _following(folder, lambda told: None, shard) as (_, control, evaluate):
-        while (now_ns := now_ns + NS_PER_S) <= _START_NS + _SECONDS * NS_PER_S:
+        while (now_ns := now_ns + NS_PER_S) <= START_NS + _SECONDS * NS_PER_S:
             judged = read_jobs(control, _MOST_JOBS)
             _, _, cpu_s = clocked(partial(evaluate, now_ns))
             ended_ns = now_ns + int(cpu_s * NS_PER_S)
@@ -291,20 +267,21 @@ def _follow(folder: Path) -> Spent:
 
         def follow() -> int:
             hops = range(_LEARNT_S + _HOP_S, _SECONDS + 1, _HOP_S)
-            return sum(evaluate(_START_NS + second * NS_PER_S) for second in hops)
+            return sum(evaluate(START_NS + second * NS_PER_S) for second in hops)
 
         evaluations, _, cpu_s = clocked(follow)
     return _spent(store, cpu_s, evaluations, named)
 
 
 def _diagnose() -> Spent:
+    """Diagnose a minute of 64 ranks in which a NIC becomes slow."""
     tables, scenario = _simulate(8, 8, 60, f"at 20 s fail {_SLOW_NIC} to 50 %")
     topology = TopologyIndex(build_topology(scenario.cluster))
     with (
         tempfile.TemporaryDirectory(prefix="lockstep-capture-") as folder,
         closing(TimedStore(Path(folder))) as store,
     ):
-        migrate(store, Layout(store.database), _START_NS)
+        migrate(store, Layout(store.database), START_NS)
         for name, rows in tables.items():
             store.insert(TABLE_BY_NAME[name], rows, name)
         incidents, _, cpu_s = clocked(lambda: diagnose(store, topology, FollowOptions()))

@@ -32,6 +32,10 @@ def command(
         int, typer.Option("--worlds", min=0, help="Of accuracy: so many worlds drawn from --seed.")
     ] = 0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of --worlds; those below 100 are for tuning.")] = 1,
+    family: Annotated[
+        list[str] | None, typer.Option("--family", help="Of accuracy: this family of scenarios; again for more.")
+    ] = None,
+    seeds: Annotated[str, typer.Option("--seeds", help="Of accuracy: these seeds alone, such as 1-5 or 1,7.")] = "",
     world: Annotated[int, typer.Option("--world", min=-1, help="Of accuracy: this world of the seed alone.")] = -1,
     as_json: AsJson = False,
 ) -> None:
@@ -42,11 +46,15 @@ def command(
         raise typer.BadParameter(f"--full is for {', '.join(_HAS_MORE)}, and not together with --quick")
     if (worlds or world >= 0) and (full or quick or name != "accuracy"):
         raise typer.BadParameter("--worlds and --world are for accuracy, and not together with --quick or --full")
+    if (family or seeds) and (worlds or world >= 0 or quick or name != "accuracy"):
+        raise typer.BadParameter("--family and --seeds are for accuracy, and not together with --quick or worlds")
     if jobs and name != "fleet":
         raise typer.BadParameter("--jobs is for fleet")
     more: dict[str, object] = {"full": True} if full else {"jobs": True} if jobs else {}
     if worlds or world >= 0:
         more |= {"worlds": range(world, world + 1) if world >= 0 else range(worlds), "seed": seed}
+    if family or seeds:
+        more |= {"families": family or (), "seeds": seeds}
     measured: tuple[Figure, ...] = import_module(f"benchmarks.{name}").measure(quick, note, **more)
     report = Report(name, describe_commit(), describe_machine(), measured)
     if as_json:

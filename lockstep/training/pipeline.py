@@ -24,9 +24,8 @@ from lockstep.pipeline.routes import find_executors, find_heads, find_unread
 from lockstep.pipeline.schedule import Op, Schedule, Shape, StepSchedule, Times, Worker, unit_times, unpack_schedule
 from lockstep.training.meeting import TrainingOptions
 from lockstep.training.participant import Participant
-from lockstep.training.pipeline_step import Exchange, StageProgram, StageStep
+from lockstep.training.pipeline_step import Exchange, StageProgram, StageStep, StaggeredOptimizer
 from lockstep.training.plans import Grid, assign_roles, find_plan, find_split
-from lockstep.training.staggered import StaggeredOptimizer
 from lockstep.training.state import adopt_state
 from lockstep.verdict import Frozen
 

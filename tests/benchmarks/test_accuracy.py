@@ -1,6 +1,5 @@
 """Runs are kept as they come and done once; scores add up to figures; the peers' rules do what they say."""
 
-import argparse
 import json
 import math
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 import typer
 
 import benchmarks.accuracy
-from benchmarks.accuracy import Workload, choose, default_results, find_captures, read_results, run_all
+from benchmarks.accuracy import Workload, default_results, measure, read_results, run_all
 from benchmarks.accuracy_reliability import calibrate, right_at
 from benchmarks.accuracy_run import Blame, Result, confirm, examine, find_least_waiting, find_slow
 from benchmarks.accuracy_score import Case, Hit, Named, Score
@@ -85,22 +84,10 @@ def test_other_sources_have_other_results(tmp_path: Path, monkeypatch: pytest.Mo
     assert files[0] == files[2] != files[1]
 
 
-def arguments(**told: object) -> argparse.Namespace:
-    usual: dict[str, object] = {"family": [], "scenario": [], "seeds": "", "ranks": None, "full": False}
-    return argparse.Namespace(**{"captures": None} | usual | told)
-
-
-def test_captures_or_scenario_family_and_seeds_choose_runs(tmp_path: Path) -> None:
-    for name in ("nic-tx-strong-ib-3", "healthy-12", "no-scenario-1", "healthy", "nic-tx-strong-ib-4"):
-        (tmp_path / name).mkdir()
-        if not name.endswith("-4"):
-            (tmp_path / name / "capture.json").touch()
-    assert find_captures(tmp_path) == [Case("healthy", 64, 12), Case("nic-tx-strong-ib", 64, 3)]
-    assert choose(arguments(captures=tmp_path, family=["healthy"])) == [Case("healthy", 64, 12)]
-    assert choose(arguments(captures=tmp_path, seeds="1-5")) == [Case("nic-tx-strong-ib", 64, 3)]
-    assert choose(arguments(scenario=["healthy"], seeds="2,4-5")) == [Case("healthy", 64, seed) for seed in (2, 4, 5)]
-    assert choose(arguments(scenario=["healthy"], ranks=128)) == [Case("healthy", 128, 1)]
-    assert {case.scenario for case in choose(arguments(family=["healthy"]))} == {"healthy"}
+def test_family_and_seeds_choose_runs(calls: Calls, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(benchmarks.accuracy, "default_results", lambda: tmp_path / "results.jsonl")
+    measure(quick=False, note=lambda _: None, families=["healthy"], seeds="2,4-5")
+    assert {(case.scenario, case.seed) for case in calls} == {("healthy", seed) for seed in (2, 4, 5)}
 
 
 @pytest.mark.parametrize(("name", "quick"), [("sim", False), ("accuracy", True)])

@@ -6,8 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from benchmarks.api import _figures, _incident
-from benchmarks.api_sender import GPUS_PER_HOST, HOSTS, JOB, Answers, ask, fill, host_name, host_second
+from benchmarks.api import GPUS_PER_HOST, HOSTS, JOB, Answers, _figures, _incident, ask, fill, host_name, host_second
 from lockstep.arrow import schema_of
 from lockstep.clock import NS_PER_S
 from lockstep.tables import TABLE_BY_NAME
@@ -81,7 +80,8 @@ def test_client_asks_again_after_each_answer_and_counts_refusals() -> None:
 
 def test_figures_have_the_floors_and_goals_of_the_claim() -> None:
     quick, slow = Answers([0.01] * 100, 0, 1.0), Answers([2.0] * 100, 3, 1.0)
-    found = {figure.name: figure for figure in _figures(10, quick, quick, slow, quick, quick, quick, 1.0)}
+    asked = dict.fromkeys(("first", "listed", "mixed", "paced", "jobs"), quick) | {"matrix": slow}
+    found = {figure.name: figure for figure in _figures(10, asked, 1.0)}
     listed, matrix = found["incident list, 99th percentile"], found["matrix of 1,024 ranks, 99th percentile"]
     assert listed.value == pytest.approx(10.0)
     assert (listed.floor, listed.goal, listed.met) == (200, 50, True)

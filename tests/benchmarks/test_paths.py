@@ -12,7 +12,6 @@ from benchmarks.paths import (
     describe,
     large_cases,
     list_cases,
-    list_groups,
     measure,
     quick_cases,
     replan_cases,
@@ -134,13 +133,3 @@ def test_a_case_is_told_with_all_that_it_is_held_against() -> None:
         "bound 0.500 by LP, 3 without a path"
     )
     assert describe(score(above=0.25, traffic="four sizes")).startswith("+0.25 of the largest; ")
-
-
-def test_small_cases_are_told_in_groups() -> None:
-    figures = list(list_groups([score(), score(above=1.0, whole=0.5), score(fabric="k=6", traffic="jobs")]))
-    assert [(figure.name, figure.value) for figure in figures] == [
-        ("k=16, intact: at the optimum", 0.5),
-        ("k=6, intact: at the optimum", 1.0),
-    ]
-    assert "2 plans, worst +1" in figures[0].reference
-    assert figures[0].reference.endswith("MILP finished 1, as good as that 0")

@@ -36,7 +36,7 @@ def case(fabric: str = "leaves 16 x 8", damage: str = "intact", traffic: str = "
     return Case(fabric, damage, traffic, flows, seed=1)
 
 
-@pytest.mark.parametrize(("damage", "traffic"), zip(cycle(DAMAGES), TRAFFIC, strict=False))
+@pytest.mark.parametrize(("damage", "traffic"), list(zip(cycle(DAMAGES), TRAFFIC, strict=False)))
 def test_each_case_is_the_same_each_time_and_has_its_flows(damage: str, traffic: str) -> None:
     network, flows = build_case(case("k=6", damage, traffic))
     again = build_case(case("k=6", damage, traffic))

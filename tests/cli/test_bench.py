@@ -41,6 +41,7 @@ def test_figures_are_a_table_that_says_which_floor_does_not_hold_or_json(lockste
     assert report["bench"] == "store"
     assert [figure["met"] for figure in report["figures"]] == [True, False, None]
     check_failure(lockstep("bench", "dance"), "'dance'", code=2)
+    check_failure(lockstep("bench", "store", "--seeds", "1-5"), "--family and --seeds are for accuracy", code=2)
     check_failure(lockstep("bench", "store", "--jobs"), "--jobs is for fleet", code=2)
 
 

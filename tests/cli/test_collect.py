@@ -61,6 +61,7 @@ def collecting(
             agent.kill()
 
 
+@pytest.mark.slow
 def test_agent_sends_until_it_is_told_to_stop(tmp_path: Path, token_file: str) -> None:
     with FakeGateway() as gateway, collecting(tmp_path, gateway, token_file) as agent:
         eventually(lambda: len(gateway.received) >= 1)

@@ -141,6 +141,7 @@ def test_headers_have_a_deadline_and_an_address_a_bound_on_its_connections(monke
             assert client.get(url).text == "ok\n"
 
 
+@pytest.mark.slow
 def test_server_ends_in_time_whatever_is_under_way() -> None:
     code = """
 import os, signal, threading

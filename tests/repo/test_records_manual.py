@@ -2,9 +2,7 @@
 
 import re
 
-import pytest
-
-from lockstep.tables import TABLES, WORDS, Table, columns_of, render_dictionary
+from lockstep.tables import TABLES, WORDS, columns_of, render_dictionary
 from tests.conftest import REPO
 
 MANUAL = REPO / "docs" / "records.md"
@@ -26,12 +24,12 @@ def test_every_table_has_its_section_in_order() -> None:
     assert list(SECTIONS) == [table.name for table in TABLES]
 
 
-@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
-def test_every_column_has_one_row_of_six_whole_cells(table: Table) -> None:
-    rows = cells_of(table.name)
-    assert [row[0].strip(" `") for row in rows] == list(columns_of(table))
-    assert {len(row) for row in rows} == {6}
-    assert not [cell for row in rows for cell in row if "|" in cell]
+def test_every_column_has_one_row_of_six_whole_cells() -> None:
+    for table in TABLES:
+        rows = cells_of(table.name)
+        assert [row[0].strip(" `") for row in rows] == list(columns_of(table))
+        assert {len(row) for row in rows} == {6}
+        assert not [cell for row in rows for cell in row if "|" in cell]
 
 
 def test_row_tells_type_unit_null_key_and_meaning() -> None:

@@ -19,7 +19,7 @@ from lockstep.records import Agent, Event
 from tests.api.fake_store import FakeStore, away
 from tests.api.ingest.build import NOW_NS, PATIENT_S, entry, newer_batch, running
 from tests.builders import make, rows
-from tests.waiting import HastyClock, eventually
+from tests.waiting import eventually
 
 LIMIT_S = 60.0
 LIMITS = CheckLimits(max_bytes=64 << 20, max_rows=100_000)
@@ -88,15 +88,6 @@ def test_memory_stays_within_its_bound_while_the_store_is_away(tmp_path: Path, s
     assert 0 < len(segments_read) < 12
 
 
-def test_a_batch_that_comes_again_beside_new_ones_is_stored_once(tmp_path: Path) -> None:
-    store = FakeStore()
-    with running(tmp_path, store, GatewayOptions(segment_s=60_000.0, leave_s=PATIENT_S)) as gateway:
-        take(gateway, entry(1))
-        assert take(gateway, entry(1), entry(2), entry(1, agent="h1"))[1:] == [2, 1]
-        assert take(gateway, entry(2), entry(2)) == [2, 2]
-    assert sorted(map(str, messages(store))) == ["h0/b1/1", "h0/b1/2", "h1/b1/1"]
-
-
 def test_what_was_only_in_memory_and_in_the_log_survives_a_restart(tmp_path: Path) -> None:
     with running(tmp_path, FakeStore(fault=away())) as gateway:
         take(gateway, entry(1), newer(2), entry(3))
@@ -105,24 +96,6 @@ def test_what_was_only_in_memory_and_in_the_log_survives_a_restart(tmp_path: Pat
     with running(tmp_path, store) as gateway:
         assert take(gateway, entry(3), entry(4))[1:] == [4]
     assert sorted(map(str, messages(store))) == [f"h0/b1/{number}" for number in range(1, 5)]
-
-
-def test_open_segment_of_a_gateway_that_died_is_taken_up(tmp_path: Path) -> None:
-    dead = Gateway(
-        tmp_path / "dead", FakeStore(), HastyClock(), GatewayOptions(segment_s=60_000.0, leave_s=PATIENT_S)
-    )
-    dead.start()
-    take(dead, entry(1), entry(2))
-    alive = tmp_path / "alive"  # as the disk looked at that moment
-    alive.mkdir()
-    for path in (tmp_path / "dead").iterdir():
-        (alive / path.name).write_bytes(path.read_bytes())
-    assert [path.suffix for path in alive.glob("0*")] == [".open"]
-    dead.close()
-    store = FakeStore()
-    with running(alive, store) as gateway:
-        assert take(gateway, entry(2)) == [2]
-    assert messages(store) == ["h0/b1/1", "h0/b1/2"]
 
 
 def test_checked_batches_and_those_of_our_own_making_reach_the_store_without_being_read_again(

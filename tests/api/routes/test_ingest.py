@@ -64,16 +64,6 @@ def test_good_batch_is_acknowledged_and_can_be_queried(api: Api) -> None:
     eventually(lambda: arrived() == ["0", "1", "2"])
 
 
-def test_same_batch_again_is_acknowledged_again_and_stored_once(api: Api) -> None:
-    headers = good_headers(api, "twice")
-    for _ in range(3):
-        assert post(api, batch("once", host="twice"), headers).json()["watermark"] == 1
-    api.parts.gateway.close()
-    api.parts.gateway.close = lambda: None  # type: ignore[method-assign]  # the app would close it once more
-    count = "SELECT count() AS n FROM events WHERE host = 'twice'"
-    assert api.parts.store.query(count)["n"].to_pylist() == [1]
-
-
 def test_reply_carries_the_watermark_and_the_host_s_detail_requests(light_api: Api) -> None:
     headers = good_headers(light_api)
     assert post(light_api, batch("a"), headers).json()["requests"] == []

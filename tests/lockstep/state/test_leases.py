@@ -99,7 +99,7 @@ ACTS = st.tuples(st.sampled_from(["take", "release", "wait"]), st.sampled_from("
 
 
 # Each example has a lease of its own, so they may share one database.
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(acts=st.lists(ACTS, max_size=10))
 def test_any_sequence_leaves_one_holder_and_rising_generations(
     db: ControlDatabase, acts: list[tuple[str, str, int]]

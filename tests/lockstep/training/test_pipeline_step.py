@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lockstep.training.staggered import StaggeredOptimizer, clip_factor
+from lockstep.training.pipeline_step import StaggeredOptimizer, clip_factor
 
 pytestmark = pytest.mark.slow  # the first AdamW of a process imports half of torch
 
