@@ -14,7 +14,6 @@ from typing import Literal
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 
 from collector.kernel.process import ProcConnector, list_pids
 from collector.nccl.finding import RingDirectories
@@ -117,7 +116,9 @@ def _check_collector(listen: str) -> Check:
     """Ask the collector that runs here, if one does, how it is."""
     try:
         text = httpx.get(f"http://{listen}/metrics", timeout=_TIMEOUT_S).raise_for_status().text
-        samples = {(each.name, each.labels.get("source", "")): each.value for each in _samples(text)}
+        families = text_string_to_metric_families(text)
+        given = (sample for family in families for sample in family.samples)
+        samples = {(each.name, each.labels.get("source", "")): each.value for each in given}
     except (httpx.HTTPError, ValueError) as error:
         return Check("collector", "missing", f"none runs here: nothing answers at {listen}: {error}")
     if samples.get(("lockstep_collector_away", "")):
@@ -129,15 +130,11 @@ def _check_collector(listen: str) -> Check:
     return Check("collector", "ok", f"it runs and has sent {sent:.0f} batches")
 
 
-def _samples(text: str) -> Iterator[Sample]:
-    for family in text_string_to_metric_families(text):
-        yield from family.samples
-
-
 def _check_plugin(root: Path, directories: Sequence[Path], now_ns: int) -> Iterator[Check]:
     """Look which jobs record, and whose processes use NCCL without the plugin."""
     rings, unreadable = _read_rings(root, directories, now_ns)
-    for (job, nccl, plugin), ranks in sorted(Counter(map(_kind, rings)).items()):
+    kinds = Counter((ring.job, ring.nccl_version or "of unknown version", ring.plugin_version) for ring in rings)
+    for (job, nccl, plugin), ranks in sorted(kinds.items()):
         yield Check("plugin", "ok", f"job {job}: {ranks} ranks record, NCCL {nccl}, plugin {plugin}")
     if unreadable:
         yield Check("plugin", "failed", f"{len(unreadable)} ring files cannot be read: {unreadable[0]}")
@@ -152,10 +149,6 @@ def _check_plugin(root: Path, directories: Sequence[Path], now_ns: int) -> Itera
         yield Check("plugin", "failed", f"{len(bare)} processes use NCCL and record nothing: pid {shown}: {started}")
     if not (rings or unreadable or bare):
         yield Check("plugin", "missing", "no process of this host uses NCCL now: look again when a job runs")
-
-
-def _kind(ring: Identity) -> tuple[str, str, str]:
-    return ring.job, ring.nccl_version or "of unknown version", ring.plugin_version
 
 
 def _read_rings(root: Path, directories: Sequence[Path], now_ns: int) -> tuple[list[Identity], list[str]]:
@@ -193,7 +186,7 @@ def _check_sources(host: str, settings: CollectorSettings, clock: Clock) -> Iter
         if name in ("nccl_rings", _HEAD_ONLY) or (settings.sources and name not in settings.sources):
             continue
         reads: dict[str, Callable[[], None]] = {
-            "processes": _may_see_exits,
+            "processes": lambda: ProcConnector().close(),
             "probes": partial(_may_probe, settings, clock),
         }
         yield _check_source(name, reads.get(name, partial(_read_once, make, host, quiet, clock.now_ns())))
@@ -212,10 +205,6 @@ def _check_source(name: str, read: Callable[[], None]) -> Check:
 def _read_once(make: Make, host: str, settings: CollectorSettings, now_ns: int) -> None:
     with closing(make(host, settings)) as source:
         source.read(now_ns, ())
-
-
-def _may_see_exits() -> None:
-    ProcConnector().close()
 
 
 def _may_probe(settings: CollectorSettings, clock: Clock) -> None:

@@ -7,10 +7,12 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 from urllib.parse import SplitResult, urlsplit
 
+import pyarrow as pa
 import structlog
 from pydantic import ValidationError
 
@@ -28,11 +30,8 @@ from lockstep.batches import (
 from lockstep.clock import Clock
 from lockstep.errors import BadInput, DestinationAway, ServerRefused, StoreError
 from lockstep.records import RECORDS_VERSION
-from lockstep.tables import TABLE_BY_NAME
+from lockstep.tables import TABLE_BY_NAME, Table
 from lockstep.trust import trusted
-
-if TYPE_CHECKING:
-    from lockstep.store.store import Store
 
 Checkpoints = Mapping[str, bytes]  # by source
 
@@ -297,6 +296,14 @@ def _detail(status: int, content: bytes) -> str:
 _MOST = 1 << 40  # we packed it ourselves, so nothing has to be guarded against
 
 
+class RowStore(Protocol):
+    """Takes rows: the Store of lockstep.store, which agents with a gateway go without."""
+
+    def insert(self, table: Table, rows: pa.Table, token: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class StoreClient:
     """Inserts the batches of one agent straight into ClickHouse, without a gateway: for clusters of up to 50 hosts.
 
@@ -305,7 +312,7 @@ class StoreClient:
 
     address = None
 
-    def __init__(self, store: "Store", agent: str) -> None:
+    def __init__(self, store: RowStore, agent: str) -> None:
         self._store, self._agent = store, agent
 
     def send(self, batch: Batch) -> Receipt:
@@ -324,9 +331,7 @@ class StoreClient:
 
 def open_store_client(url: str, password: str, agent: str) -> StoreClient:
     try:
-        from lockstep.store.store import (
-            open_store,  # here: its client comes with an extra that other agents go without
-        )
+        store = import_module("lockstep.store.store")  # by name, for only these agents need its extra
     except ModuleNotFoundError as error:
         raise BadInput(f"collector.store_url needs {error.name}: pip install 'lockstep[collector,store]'") from None
-    return StoreClient(open_store(url, password=password), agent)
+    return StoreClient(store.open_store(url, password=password), agent)

@@ -13,9 +13,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#if defined(__x86_64__)
-#include <x86intrin.h>
-#elif !defined(__aarch64__)
+#if !defined(__x86_64__) && !defined(__aarch64__)
 #error "Lockstep knows the counters of x86_64 and aarch64 only"
 #endif
 
@@ -100,7 +98,7 @@ void clock_publish_pair(const struct wire_clock_pair *pair);
 static inline uint64_t clock_raw(void)
 {
 #if defined(__x86_64__)
-    return __rdtsc();
+    return __builtin_ia32_rdtsc(); /* __rdtsc() of x86intrin.h, which takes longer to read than our files to compile */
 #else
     uint64_t ticks;
     __asm__ volatile("mrs %0, cntvct_el0" : "=r"(ticks));

@@ -177,7 +177,9 @@ def join_flows(owner: Owner, log: LogRows, flows: Iterable[Flow]) -> dict[Key, C
         if len(keys) == len(here) == 1 and here[0].may_join:
             rows[keys[0]] = _filled(rows[keys[0]], here[0])
             continue
-        common = _common([log.rows[key] for key in keys])
+        logged = [log.rows[key] for key in keys]
+        values = {name: {getattr(row, name) for row in logged} for name in _SHARED_FIELDS}
+        common = {name: next(iter(each)) for name, each in values.items() if len(each) == 1}
         rows.update({flow.key: _row_of_flow(owner, flow, common if flow.may_join else {}) for flow in here})
     return rows
 
@@ -191,12 +193,6 @@ def _filled(row: Connection, flow: Flow) -> Connection:
         lqpn=flow.lqpn,
         rqpn=flow.rqpn,
     )
-
-
-def _common(rows: Sequence[Connection]) -> dict[str, int | None]:
-    """Return the fields in which all rows agree."""
-    values = {name: {getattr(row, name) for row in rows} for name in _SHARED_FIELDS}
-    return {name: next(iter(each)) for name, each in values.items() if len(each) == 1}
 
 
 def _row_of_flow(owner: Owner, flow: Flow, common: Mapping[str, int | None]) -> Connection:

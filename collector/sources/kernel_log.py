@@ -118,7 +118,8 @@ class KernelLogSource:
             self._timeline.catch_up()
             self._caught_up = True
         # A log that cannot be read is not waited for: when it can, its lines come late and with their true time.
-        watermark_ns = self._find_watermark() if self._is_readable else now_ns
+        done_ns, held_ns = self._timeline.done_ns, self._gate.oldest_held_ns  # the time of folded lines is to come
+        watermark_ns = min(done_ns, done_ns if held_ns is None else held_ns) if self._is_readable else now_ns
         checkpoint = json.dumps([self._boot_id(), self._last_seq]).encode()
         return Reading(filled_tables_of(events=events), watermark_ns, checkpoint=checkpoint)
 
@@ -152,11 +153,6 @@ class KernelLogSource:
         self._problems.note("kernel log cannot be read", problem, "error")
         self._is_readable = not problem
         return records
-
-    def _find_watermark(self) -> int:
-        """Return the time before which nothing will come, counts of folded lines included."""
-        held_ns = self._gate.oldest_held_ns
-        return self._timeline.done_ns if held_ns is None else min(held_ns, self._timeline.done_ns)
 
     def _take(self, record: Record) -> Iterator[Event]:
         """Give the events of one record, unless it was seen before; a gap in front of it is one of them."""

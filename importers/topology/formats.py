@@ -129,10 +129,6 @@ def _each(parse: Callable[[Source], Survey]) -> Parse:
     return lambda sources: [parse_one(source) for source in sources]
 
 
-def _parse_slurm(source: Source) -> Survey:
-    return parse_slurm_conf(source) if CONF_LINE.search(source.text()) else parse_slurm_yaml(source)
-
-
 NATIVE = "lockstep"
 
 FORMATS: Mapping[str, Format] = {
@@ -141,6 +137,9 @@ FORMATS: Mapping[str, Format] = {
     "lldp": Format(parse_lldp, (".json",), is_per_node=True),
     NATIVE: Format(_each(parse_native), (".json",)),
     "nccl-xml": Format(_each(parse_nccl_xml), (".xml",), is_per_node=True),
-    "slurm": Format(_each(_parse_slurm), (".conf", ".yaml", ".yml")),
+    "slurm": Format(
+        _each(lambda one: parse_slurm_conf(one) if CONF_LINE.search(one.text()) else parse_slurm_yaml(one)),
+        (".conf", ".yaml", ".yml"),
+    ),
     "topograph": Format(_each(parse_topograph), (".json", ".yaml", ".yml")),
 }

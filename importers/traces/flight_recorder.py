@@ -96,9 +96,8 @@ _TIMESTAMP = Field(ge=0, lt=1 << 63)
 _COUNT = Field(ge=-1, lt=1 << 63)  # -1: none, or nobody looked
 
 
-def _listed(ranks: object) -> object:
-    """Return ranks as a list; pickled dumps write them as text."""
-    return from_json(ranks) if isinstance(ranks, str) else ranks
+# Pickled dumps write ranks as text.
+_Listed = BeforeValidator(lambda ranks: from_json(ranks) if isinstance(ranks, str) else ranks)
 
 
 class ProcessGroup(Loose):
@@ -106,7 +105,7 @@ class ProcessGroup(Loose):
 
     name: Text
     desc: Text = ""
-    ranks: Annotated[tuple[Annotated[int, Field(ge=0, lt=1 << 32)], ...], BeforeValidator(_listed)]
+    ranks: Annotated[tuple[Annotated[int, Field(ge=0, lt=1 << 32)], ...], _Listed]
 
     @cached_property
     def comm(self) -> int:

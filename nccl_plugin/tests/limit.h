@@ -6,9 +6,6 @@
 #include "../wire.h"
 
 #include <stdint.h>
-#if defined(__x86_64__)
-#include <x86intrin.h>
-#endif
 
 struct slot {
     uint64_t words[8];
@@ -22,7 +19,7 @@ struct limit {
 static inline uint64_t read_counter(void)
 {
 #if defined(__x86_64__)
-    return __rdtsc();
+    return __builtin_ia32_rdtsc();
 #else
     uint64_t ticks;
 

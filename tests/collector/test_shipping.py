@@ -25,31 +25,6 @@ def batch(number: int, size: int = 10, rows: int = 1) -> Batch:
     return Batch("boot", number, b"x" * size, rows)
 
 
-def test_full_queue_drops_the_oldest_and_counts_its_rows() -> None:
-    queue, large = MemoryQueue(LIMIT), batch(12, size=LIMIT + 1, rows=7)
-    assert queue.first() is None
-    for number in range(1, 12):
-        queue.put(batch(number, size=10, rows=3))
-    first = queue.first()
-    assert first is not None
-    assert (first.number, queue.bytes, queue.dropped_rows) == (2, 100, 3)
-    queue.put(large)
-    assert queue.first() is large, "larger than the queue: all others go, and it stays"
-    assert (queue.bytes, queue.dropped_rows) == (LIMIT + 1, 33)
-    queue.remove(first)  # it was dropped meanwhile
-    queue.refuse(first)
-    assert (queue.first(), queue.dropped_rows) == (large, 33)
-    queue.refuse(large)
-    queue.refuse(large)
-    assert (queue.first(), queue.bytes, queue.dropped_rows) == (None, 0, 40)
-    for one in (first, large):
-        queue.put(batch(one.number, size=10))
-    taken = queue.first()
-    assert taken is not None
-    queue.remove(taken)
-    assert (queue.first(), queue.bytes, queue.dropped_rows) == (batch(12, size=10), 10, 40)
-
-
 BODY = encode_batch({"events": rows(make(Event))})
 
 

@@ -14,9 +14,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from collector.kernel.exits import ProcConnector
 from collector.kernel.foreign_file import ForeignFile
-from collector.kernel.process import RingHolders, read_membership
+from collector.kernel.process import ProcConnector, RingHolders, read_membership
 from collector.sources.kernel_log import KernelLogSource
 
 NUMBERS = {

@@ -1,5 +1,6 @@
 """The collector's capabilities are what its sources need of a real kernel: enough of them, and none too many."""
 
+import os
 import platform
 import re
 import subprocess
@@ -33,23 +34,23 @@ NEEDED: dict[str, Set[str]] = {
     "send_probe": {"CAP_NET_RAW"},
 }
 # The rank: another user's process, which holds its ring file as the plugin does, and a ring that was left behind.
-RANK = """
+RANK_UID = 64_321  # nobody's
+RANK = f"""
 import fcntl, os, sys
-os.setresgid(64321, 64321, 64321)
-os.setresuid(64321, 64321, 64321)
+os.setresgid(*[{RANK_UID}] * 3)
+os.setresuid(*[{RANK_UID}] * 3)
 os.umask(0o077)
-for name in ("left", "rank"):
-    ring = open(sys.argv[1] + f"/rings/{name}.ring", "w+b")
-    ring.write(bytes(64))
-    ring.flush()
+ring = open(sys.argv[1] + "/rings/rank.ring", "w+b")
+ring.write(bytes(64))
+ring.flush()
 fcntl.lockf(ring, fcntl.LOCK_EX)
 print("held", flush=True)
 sys.stdin.read()
 """
 
 
-@pytest.fixture
-def place() -> Iterator[Path]:
+@pytest.fixture(scope="module")
+def rank_place() -> Iterator[Path]:
     """A directory with a rank's ring files that everybody can reach, which pytest's own is not."""
     with tempfile.TemporaryDirectory(prefix="lockstep-capabilities-") as name:
         place = Path(name)
@@ -57,13 +58,22 @@ def place() -> Iterator[Path]:
         (place / "rings").mkdir()
         (place / "rings").chmod(0o1777)
         environment = {"LOCKSTEP_JOB": "job-7", "RANK": "3"}
-        command = [sys.executable, "-I", "-c", RANK, name]
+        command = [sys.executable, "-ISc", RANK, name]
         with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as rank:
             assert rank.stdout is not None
             assert rank.stdout.readline() == b"held\n"
             (place / "pid").write_text(str(rank.pid))
             yield place
             rank.kill()
+
+
+@pytest.fixture
+def place(rank_place: Path) -> Path:
+    """The same directory, with the ring that was left behind; somebody may have taken it away."""
+    left = rank_place / "rings/left.ring"
+    left.touch(0o600)
+    os.chown(left, RANK_UID, RANK_UID)
+    return rank_place
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ Docker and systemd themselves are not needed: their part, the order and the envi
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from urllib.error import HTTPError
@@ -84,7 +84,7 @@ def ask(server: ClickHouseServer, user: str, password: Path, sql: str) -> str:
 
 
 @pytest.mark.needs_root
-def test_the_whole_file_starts_takes_a_batch_writes_nothing_outside_its_volumes_and_stops(
+def test_the_whole_file_starts_takes_a_batch_and_stops_and_writes_nothing_outside_its_volumes(
     local: LocalCompose, secrets: Path
 ) -> None:
     local.read_only = True
@@ -100,14 +100,26 @@ def test_the_whole_file_starts_takes_a_batch_writes_nothing_outside_its_volumes_
 
     client.close()
     assert receipt.watermark == 1
-    seen_by_grafana = "SELECT host, nic, version FROM lockstep.nic_counters JOIN lockstep.agents USING (host)"
-    password = secrets / "grafana-store-password"
-    eventually(lambda: ask(local.clickhouse, "grafana", password, seen_by_grafana) == f"{HOST}\tmlx5_3\t0.0.9\n")
+    grafana = partial(ask, local.clickhouse, "grafana", secrets / "grafana-store-password")
+    sent = "SELECT host, nic, version FROM lockstep.nic_counters JOIN lockstep.agents USING (host)"
+    eventually(lambda: grafana(sent) == f"{HOST}\tmlx5_3\t0.0.9\n")
+    check_reads_telemetry_and_nothing_more(grafana)
     assert [running.name for running in serving] == ["api", "analyzer", "planner"]
     assert [(running.name, running.stop()) for running in reversed(serving)] == STOPPED
 
 
-def test_without_the_migration_the_api_says_what_to_do_and_a_wrong_password_ends_it_without_telling_it(
+def check_reads_telemetry_and_nothing_more(as_grafana: Callable[[str], str]) -> None:
+    assert as_grafana("SELECT count() FROM lockstep.events") == "0\n"
+    assert as_grafana("SELECT 1 SETTINGS max_execution_time = 20") == "1\n"
+    assert "SETTING_CONSTRAINT_VIOLATION" in as_grafana("SELECT 1 SETTINGS max_execution_time = 600")
+    assert "READONLY" in as_grafana("SELECT 1 SETTINGS max_memory_usage = 0")
+    assert "ACCESS_DENIED" in as_grafana("INSERT INTO lockstep.events (host) VALUES ('x')")
+    assert "ACCESS_DENIED" in as_grafana("DROP TABLE lockstep.events")
+    assert "ACCESS_DENIED" in as_grafana("SELECT * FROM system.users")
+    assert "ACCESS_DENIED" in as_grafana("SELECT * FROM file('/etc/passwd', LineAsString)")
+
+
+def test_without_the_migration_the_api_says_what_to_do_and_a_wrong_password_ends_it_untold(
     local: LocalCompose, secrets: Path
 ) -> None:
     api = local.start("api")
@@ -116,6 +128,7 @@ def test_without_the_migration_the_api_says_what_to_do_and_a_wrong_password_ends
     assert re.fullmatch(
         r"lockstep: the store lacks 0001_job_tables, .*: run `lockstep store migrate` first\n", api.output
     )
+
     (secrets / "store-password").unlink()
     (secrets / "store-password").write_text("guessed")
 
@@ -126,9 +139,7 @@ def test_without_the_migration_the_api_says_what_to_do_and_a_wrong_password_ends
     assert "guessed" not in migrate.output
 
 
-def test_the_services_user_backs_up_and_restores_and_grafanas_reads_telemetry_but_they_own_nothing_else(
-    local: LocalCompose, secrets: Path
-) -> None:
+def test_the_services_user_backs_up_and_restores_but_owns_nothing_else(local: LocalCompose, secrets: Path) -> None:
     def as_lockstep(sql: str) -> str:
         return ask(local.clickhouse, "lockstep", secrets / "store-password", sql)
 
@@ -144,18 +155,6 @@ def test_the_services_user_backs_up_and_restores_and_grafanas_reads_telemetry_bu
     assert "ACCESS_DENIED" in as_lockstep("CREATE DATABASE other")
     assert "ACCESS_DENIED" in as_lockstep("CREATE USER other")
     assert "ACCESS_DENIED" in as_lockstep("SELECT * FROM system.users")
-
-    def as_grafana(sql: str) -> str:
-        return ask(local.clickhouse, "grafana", secrets / "grafana-store-password", sql)
-
-    assert as_grafana("SELECT count() FROM lockstep.events") == "1\n"
-    assert as_grafana("SELECT 1 SETTINGS max_execution_time = 20") == "1\n"
-    assert "SETTING_CONSTRAINT_VIOLATION" in as_grafana("SELECT 1 SETTINGS max_execution_time = 600")
-    assert "READONLY" in as_grafana("SELECT 1 SETTINGS max_memory_usage = 0")
-    assert "ACCESS_DENIED" in as_grafana("INSERT INTO lockstep.events (host) VALUES ('x')")
-    assert "ACCESS_DENIED" in as_grafana("DROP TABLE lockstep.events")
-    assert "ACCESS_DENIED" in as_grafana("SELECT * FROM system.users")
-    assert "ACCESS_DENIED" in as_grafana("SELECT * FROM file('/etc/passwd', LineAsString)")
 
 
 def test_the_units_start_and_the_collectors_heartbeat_is_stored(units: LocalUnits) -> None:

@@ -284,11 +284,11 @@ def test_ranks_on_hosts_of_their_own_reach_each_other_by_eth0_alone() -> None:
     connect = "import socket; s = socket.create_connection(('10.77.0.2', 5000), 60)"
     connect += "; print(s.recv(9), s.getsockname()[0])"
     with module("namespaces").RankNetwork(2) as network:
-        command = [*network.command(1), sys.executable, "-c", listen]
+        command = [*network.command(1), sys.executable, "-ISc", listen]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
             assert server.stdout is not None
             server.stdout.readline()
-            client = [*network.command(0), sys.executable, "-c", connect]
+            client = [*network.command(0), sys.executable, "-ISc", connect]
             answer = subprocess.run(client, capture_output=True, text=True, check=True)
 
     assert answer.stdout == "b'here' 10.77.0.1\n"

@@ -82,7 +82,7 @@ class Stage:
         return int(self.held[-1].getsockname()[1])
 
     def start(self, program: str) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-c", PROLOGUE + program, str(self.port)]
+        command = [sys.executable, "-ISc", PROLOGUE + program, str(self.port)]
         environment = self.files.environment()
         return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 

@@ -9,7 +9,6 @@ import pytest
 
 from tests.path_shim.playing import build_shim
 from tests.testbed.paths.shim import LIBRARY
-from tests.waiting import LIMIT_S
 
 
 def output_of(*command: str | Path) -> str:
@@ -26,7 +25,3 @@ def test_only_connect_is_exported_only_libc_is_needed_and_nothing_is_allocated()
     assert re.findall(r"\b(malloc|calloc|realloc|free|pthread_mutex_lock)@", symbols) == []
     needed = re.findall(r"\(NEEDED\).*\[(.+)\]", output_of("readelf", "--dynamic", "--wide", library))
     assert set(needed) - {"libdl.so.2"} == {"libc.so.6"}  # glibc before 2.34 has dlsym in a library of its own
-
-
-def test_driver_passes_with_threads_forks_and_damaged_files() -> None:
-    subprocess.run([build_shim("driver") / "driver"], check=True, timeout=LIMIT_S)

@@ -48,7 +48,13 @@ def rank_with_log(root: Path, text: str | bytes, pid: int = REAL_PID, **about: A
 
 
 def tcp(inode: int = 1, **about: Any) -> TcpSocket:
-    values = {"local": "127.0.0.1", "lport": 40_000, "remote": "127.0.0.1", "rport": 50_000, "bytes_sent": 0}
+    values: dict[str, Any] = {
+        "local": "127.0.0.1",
+        "lport": 40_000,
+        "remote": "127.0.0.1",
+        "rport": 50_000,
+        "bytes_sent": 0,
+    }
     return TcpSocket(inode=inode, **({"cookie": inode} | values | about))
 
 

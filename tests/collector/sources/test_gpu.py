@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
-import pynvml
+import pynvml  # type: ignore[import-untyped]  # shipped without types
 import pytest
 from structlog.testing import capture_logs
 

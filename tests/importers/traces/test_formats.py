@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from cli.imports import command
 from importers.traces.formats import FORMATS, import_recordings, recognize
 from lockstep.capture.files import Capture, read_capture
 from lockstep.errors import BadInput
-from tests.cli.commands import check_failure, run_process
 from tests.importers.traces.test_alertmanager import alert, notification
 from tests.importers.traces.test_flight_recorder import T0, dump, entry
 from tests.importers.traces.test_gpud import component, event
@@ -98,15 +98,20 @@ def test_every_byte_is_reported_and_a_file_that_is_wrong_leaves_nothing_behind(t
     assert sum(reported) == len(TEXTS[name])
 
 
-def test_command_names_the_job_after_the_capture_and_says_what_was_left_out(tmp_path: Path) -> None:
+def test_command_names_the_job_after_the_capture_and_says_what_was_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "a.log").write_text(json.dumps(line()) + "\n")
     target = tmp_path / "night.tar.zst"
-    outcome = run_process("import", "inspector", str(tmp_path / "a.log"), "--out", str(target), state=tmp_path)
-    assert (outcome.code, outcome.out) == (0, "")
-    assert outcome.err.splitlines() == [
-        "1 execution times were left out, because nothing tells when they began",
-        f"wrote {target}",
-    ]
+    command("inspector", [tmp_path / "a.log"], target)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.replace("\n", " ").strip() == " ".join(
+        [
+            "1 execution times were left out, because nothing tells when they began",
+            f"wrote {target}",
+        ]
+    )
     assert read_capture(target).info.job == "night"
 
 
@@ -141,5 +146,5 @@ def test_answers_of_gpud_become_a_capture_of_the_hosts_their_files_are_named_aft
 
 
 def test_job_of_callbacks_cannot_be_told_again(tmp_path: Path) -> None:
-    words = ("import", "nccl-callbacks", "x", "--out", str(tmp_path / "c"), "--job", "j")
-    check_failure(run_process(*words, state=tmp_path), "--job has no meaning for nccl-callbacks")
+    with pytest.raises(BadInput, match="--job has no meaning for nccl-callbacks"):
+        command("nccl-callbacks", [tmp_path / "x"], tmp_path / "c", job="j")
