@@ -229,9 +229,9 @@ def _tabulate(reached: list[list[tuple[str, tuple[int, ...]]]]) -> UpPaths:
     )
 
 
-# NCCL over RoCE and InfiniBand takes no source port from anybody; over RoCE path_shim can give it one. What it honours
-# are variables, the order of ranks and a topology file. Hosts that share a leaf belong next to each other: a hop of a
-# ring that stays inside a leaf is no load for the fabric. And NICs keep to their rail and plane.
+# NCCL over RoCE and InfiniBand takes no source port from anybody; over RoCE path_shim can give it one. What it
+# honours are variables, the order of ranks and a topology file. Hosts that share a leaf belong next to each other: a
+# hop of a ring that stays inside a leaf is no load for the fabric. And NICs keep to their rail and plane.
 
 _MOST_QUEUE_PAIRS = 4  # of a connection: more add memory and little evenness, 4 over 8 spines are even in practice
 
