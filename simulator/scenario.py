@@ -261,7 +261,7 @@ def list_scenarios() -> list[Scenario]:
 
 def find_scenario(name: str) -> Scenario:
     """Return a scenario by name, or raise NotPresent with those that may be meant."""
-    # A name begins with that of its family, so that few files are read: checking all takes longer than the rest of a command.
+    # A name begins with that of its family: checking all would take longer than the rest of a command.
     for family in filter(name.startswith, _families()):
         for scenario in _family(family):
             if scenario.name == name:

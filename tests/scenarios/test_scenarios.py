@@ -94,7 +94,7 @@ CLAIMED = (
 )
 TYPICAL = (
     *("gpu-stuck-socket", "host-cpu-strong-ib", "host-gone-ib", "nic-rx-strong-socket", "nvlink-strong-ib"),
-    *("rank-late-strong-ib", "spine-link-strong-ib", "spine-link-healthy-socket"),
+    "spine-link-strong-ib",
 )
 
 

@@ -35,6 +35,7 @@ from tests.waiting import LIMIT_S
 
 HOSTS = ("h0", "h1", "h2", "h3")
 ROWS = 200
+KILLS = 3  # a thousand more are in tests/e2e/test_chaos.py, in the long tier
 AWAY_S = 30  # pauses between two tries have their full 10 s by then
 
 
@@ -202,7 +203,7 @@ def check_exactly_once(server: ClickHouseServer, batches: int) -> None:
 def test_gateway_killed_with_its_store_loses_and_doubles_nothing(server: ClickHouseServer, api: ApiProcess) -> None:
     dice, goal = random.Random(815), Goal(None)
     with senders(api.control_url, [api.port], goal) as threads:
-        for _ in range(8):
+        for _ in range(KILLS):
             threading.Event().wait(dice.uniform(0.1, 1.0))
             server.kill()
             threading.Event().wait(dice.uniform(0.0, 0.5))
@@ -222,7 +223,7 @@ def test_batches_sent_again_to_another_gateway_after_lost_replies_and_kills_are_
         heads = [stack.enter_context(running(tmp_path / name, server, postgres_database)) for name in ("a", "b")]
         proxies = [stack.enter_context(TcpProxy(head.port)) for head in heads]
         with senders(postgres_database, [proxy.port for proxy in proxies], goal) as threads:
-            for turn in range(8):
+            for turn in range(KILLS):
                 threading.Event().wait(dice.uniform(0.1, 1.0))
                 head, proxy = heads[turn % 2], proxies[turn % 2]
                 proxy.behaviour = "lose_replies"  # what is on this one's disk now is sent to the other as well
