@@ -179,8 +179,11 @@ def test_nothing_is_analysed_before_all_hosts_have_reported(watch: Watch) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("heard_s", "is_introduced", "windows"),
-    [(5, False, (1, 5)), (0, False, (3, 4))],
-    ids=["fell silent", "only others know of it"],
+    [
+        pytest.param(5, False, (1, 5), id="fell silent"),
+        pytest.param(0, True, (0, 4), id="has not spoken yet", marks=pytest.mark.long),
+        pytest.param(0, False, (3, 4), id="only others know of it"),
+    ],
 )
 def test_silent_host_lowers_the_coverage_and_is_waited_for_if_it_may_come_back(
     watch: Watch, heard_s: int, is_introduced: bool, windows: tuple[int, int]
