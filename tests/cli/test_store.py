@@ -66,8 +66,8 @@ def test_plan_follows_hosts_days_retention_and_the_machines_there_are(lockstep: 
     assert "1 shards of 2 replicas: 2 nodes" in told
 
 
-def test_store_is_migrated_once_and_a_capture_loaded_once_however_often_it_is_given(
-    lockstep: Run, state: Path, capture: Path
+def test_store_is_migrated_and_a_capture_loaded_once_and_a_backup_restored_into_an_empty_store(
+    lockstep: Run, state: Path, capture: Path, tmp_path: Path
 ) -> None:
     check_failure(lockstep("store", "load", capture), "run `lockstep store migrate` first")
     before = lockstep("store", "status")
@@ -89,15 +89,7 @@ def test_store_is_migrated_once_and_a_capture_loaded_once_however_often_it_is_gi
     assert (inventory["address"], inventory["pending"]) == (f"chdb://{state}/store", [])
     assert [f"{past['number']:04}_{past['name']}" for past in inventory["applied"]] == MIGRATIONS
     assert rows_in(inventory, "events") == 3
-
-
-def test_backup_is_written_once_under_its_name_and_restored_into_an_empty_store(
-    lockstep: Run, capture: Path, state: Path, tmp_path: Path
-) -> None:
-    fresh = tmp_path / "fresh"
-    lockstep("store", "migrate")
-    lockstep("store", "load", capture)
-    made = lockstep("store", "backup", "monday")
+    made, fresh = lockstep("store", "backup", "monday"), tmp_path / "fresh"
     assert (made.code, made.out, made.err) == (0, "", f"chdb://{state}/store: wrote backup monday\n")
     assert lockstep("store", "backup").code == 0
     lengths = sorted(len(folder.name) for folder in (state / "store" / "backups").iterdir())
