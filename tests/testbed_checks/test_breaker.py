@@ -141,6 +141,8 @@ def test_delay_comes_on_top_hides_no_switch_and_goes_again(fabric: Fabric, break
     assert [find_answerers(fabric, HERE, THERE, port) for port in PORTS[:8]] == answerers
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_loss_and_delay_on_one_cable_do_not_hide_each_other(fabric: Fabric, breaker: Breaker) -> None:
     fail(breaker, "nic:h1/eth0 rx delayed 5 ms")
     fail(breaker, "nic:h1/eth0 rx losing 20 %")
@@ -161,6 +163,8 @@ def test_a_nic_that_is_down_has_no_carrier_on_its_host_and_comes_back(fabric: Fa
     assert can_talk(fabric, HERE, THERE)
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_switches_that_come_back_one_by_one_are_used_as_before(fabric: Fabric, breaker: Breaker) -> None:
     before = uplinks_of(fabric)
     assert set(before) == {"leaf0--spine0", "leaf0--spine1"}

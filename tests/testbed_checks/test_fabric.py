@@ -168,6 +168,8 @@ def test_both_ends_of_every_link_have_its_scaled_rate(fabric: Fabric) -> None:
     assert rates["leaf0", "spine1"] == rates["spine1", "leaf0"] == pytest.approx(2 * 1500 / 8, rel=0.001)
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_two_fabrics_at_once_do_not_meet_and_ports_take_the_same_spines_in_both(fabric: Fabric) -> None:
     flows = [Flow("tcp", port, 29_500) for port in PORTS]
     ways = [fabric.route_of(HERE, THERE, flow) for flow in flows]
@@ -209,6 +211,8 @@ def test_after_its_end_nothing_of_a_fabric_is_left() -> None:
     assert process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_what_a_killed_builder_left_is_swept_with_its_processes_and_nothing_of_others() -> None:
     prefix, pid = build_and_kill()
     assert is_running(pid)

@@ -294,6 +294,8 @@ def test_healed_rank_goes_on_and_all_leave_in_mid_work_without_complaint(built: 
         assert not any("WARN" in log.read_text() for log in (tmp_path / "job").glob("nccl.*.log"))
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_second_mix_begins_at_the_step_that_all_are_told(built: Path, tmp_path: Path) -> None:
     plan = plan_job(3, second_step=(Compute(1), Collective("dp", "AllGather", MIB)), steps=20, chunk_bytes=8192)
     with running(plan, built, tmp_path / "job") as (job, recordings):
