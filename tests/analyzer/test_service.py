@@ -110,7 +110,7 @@ def test_doubt_is_settled_a_second_after_it_arose_while_we_keep_up(
 ) -> None:
     looks: list[tuple[int, bool]] = []
 
-    def note(*args: Any, **told: bool) -> Outcome:  # Any: what an evaluation takes
+    def note(*args: Any, **told: Any) -> Outcome:  # Any: what an evaluation takes
         looks.append(((args[2].end_ns - T0) // NS_PER_S, told["is_early"]))
         return evaluate_window(*args, **told)
 
