@@ -1,4 +1,7 @@
-"""What each sort of measurement says of the delays of all pairs: waits of senders, busy times, lags of receivers."""
+"""What each sort of measurement says of the delays of all pairs: waits of senders, busy times, lags of receivers.
+
+Rows that were not measured, and those of operations that cost nothing, tell nothing of a pair and are left out first.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -11,7 +14,6 @@ from analyzer.delay_matrix.clocks import HostClocks
 from analyzer.delay_matrix.delays import Delays, PairOptions, median_of
 from analyzer.delay_matrix.ends import Ends, as_errors, as_floats, find_ends, is_equal, keys_of, kinds_of, number_rows
 from analyzer.delay_matrix.reading import ACKNOWLEDGED, CONNECTION, SLACKS_NS, PairFacts, needs_transits
-from analyzer.delay_matrix.sifting import sift_lags, sift_steps, sift_waits
 from analyzer.windows.window import Context
 
 _SIZED = (*CONNECTION, "size_class")
@@ -19,6 +21,7 @@ _KIND = ("size_class",)
 _Sort = Literal["busy", "lag"]
 _OPERATION = ("comm", "func", "size_class", "src_rank", "dst_rank")  # which its channels share
 _NAMING = (*_SIZED, "func", "src_host", "dst_host", "src_nic", "dst_nic", "sport")
+_TRIFLE = 0.01  # of the time and of the bytes of all: what has less of both costs nothing, however long a byte takes
 
 
 @dataclass(frozen=True)
@@ -32,10 +35,10 @@ class Measured:
 
 def measure(facts: PairFacts, context: Context, options: PairOptions) -> Measured:
     """Return the delays of all pairs that an evaluation saw."""
-    waits = sift_waits(facts.waits)
+    waits = _sift_waits(facts.waits)
     moved: dict[_Sort, pa.Table] = {}
     if needs_transits(facts.waits) and not facts.are_durations:
-        moved = {"busy": sift_steps(facts.steps), "lag": sift_lags(facts.lags, facts.steps)}
+        moved = {"busy": _sift_steps(facts.steps), "lag": _sift_lags(facts.lags, facts.steps)}
     tables = [_plain(rows) for rows in (waits, *moved.values())]
     ends = find_ends(pa.concat_tables(tables), facts.paths, context)
     owner = np.repeat(np.arange(len(tables)), [table.num_rows for table in tables])
@@ -50,6 +53,60 @@ def measure(facts: PairFacts, context: Context, options: PairOptions) -> Measure
         for sort, rows in moved.items()
     )
     return Measured(ends, by_wait, transits)
+
+
+def _sift_waits(waits: pa.Table) -> pa.Table:
+    """Return the rows that tell a delay worth the name.
+
+    Zero shows a coarse clock, not a fast wire. Where bytes wait in a kernel's buffer, a receiver that says nothing
+    may be what they wait for.
+    """
+    measured = (as_floats(waits["bytes"]) > 0) & (as_floats(waits["wire_ns"]) > 0)
+    present = np.asarray(waits["recv_gpu_ns"].is_valid())
+    told = waits.filter(pa.array(measured & (present | is_equal(waits["transport"], ACKNOWLEDGED))))
+    return _without_trifles(told, as_floats(told["wire_ns"]), as_floats(told["bytes"]))
+
+
+def _sift_steps(steps: pa.Table) -> pa.Table:
+    """Return the rows of operations that keep their wires busy."""
+    if not steps.num_rows:
+        return steps
+    times, busy_ns = as_floats(steps["operations"]), as_floats(pc.list_element(steps["busy_ns"], 0))
+    return _without_trifles(steps, busy_ns * times, as_floats(steps["bytes"]) * times)
+
+
+def _sift_lags(lags: pa.Table, steps: pa.Table) -> pa.Table:
+    """Return the rows of transfers of which much is under way at their end.
+
+    Receives from several ranks that one channel makes at once end together, with the last of them: whose bytes came
+    late, their ends do not tell, and steps do.
+    """
+    if not lags.num_rows:
+        return lags
+    lags = _without_watched_groups(lags, steps) if steps.num_rows else lags
+    times, lag_ns = as_floats(lags["n"]), np.maximum(as_floats(lags["transit_ns"]), 0.0)
+    return _without_trifles(lags, lag_ns * times, as_floats(lags["bytes"]) * times)
+
+
+def _without_watched_groups(lags: pa.Table, steps: pa.Table) -> pa.Table:
+    receiver = kinds_of(lags, ("comm", "channel", "dst_rank"))
+    connection, watched = (keys_of(rows, "connection", CONNECTION) for rows in (lags, steps))
+    senders = np.bincount(receiver[np.unique(connection, return_index=True)[1]], minlength=int(receiver.max()) + 1)
+    is_grouped = is_equal(lags["func"], "Send") & (senders[receiver] > 1)
+    return lags.filter(pa.array(~(is_grouped & np.isin(connection, watched))))
+
+
+def _without_trifles(rows: pa.Table, took_ns: np.ndarray, size: np.ndarray) -> pa.Table:
+    """Return the rows of functions and sizes that take time, or carry bytes, worth the name.
+
+    A loss of four bytes that ranks add up takes microseconds a byte, over pairs that carry nothing else: what is
+    usual of those, and how much it differs, would be what all others are judged by.
+    """
+    if not rows.num_rows:
+        return rows
+    kind = kinds_of(rows, ("func", "size_class"))
+    shares = [np.bincount(kind, weights=part)[kind] / max(float(part.sum()), 1.0) for part in (took_ns, size)]
+    return rows.filter(pa.array(np.maximum(*shares) >= _TRIFLE))
 
 
 def _absences(waits: pa.Table, lags: pa.Table) -> np.ndarray:

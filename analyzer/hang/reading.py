@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from analyzer.hang.arguments import read_calls
 from analyzer.hang.facts import (
@@ -21,6 +20,7 @@ from analyzer.hang.facts import (
     find_standstill,
 )
 from analyzer.hang.flow import read_steps
+from analyzer.hang.rhythm import LEARN_NS, column_of, learn_period, read_computed
 from analyzer.windows.columns import filled
 from analyzer.windows.jobs import NOBODY, Roster, list_hosts
 from analyzer.windows.silence import find_reports
@@ -196,7 +196,6 @@ def _match(lines: Lines, ends: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     return filled(joined["last_seq"], -2), filled(joined["ended_ns"], -1)
 
 
-_LEARN_NS = 120 * NS_PER_S  # how far back the pace of a job is learnt from, when nobody told it
 _OLDEST_NS = 28 * NS_PER_S  # that a job may be without any rhythm: then it is as patient as with one of that length
 _YOUNGEST_NS = NS_PER_S  # less is what clocks of hosts differ by, and what a job needs to set itself up
 _FEW_ROWS = 3  # a recording has a row or two at its beginning and one at its end; they tell of no rhythm
@@ -236,41 +235,6 @@ _COUNT_EVENTS = f"""
 SELECT count() AS n FROM events
 WHERE {OF_HOSTS} AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}} AND severity != 'info'
 """
-# One rank stands for its communicator: all do the same. A line that comes round rarely gives the longer period, and
-# where several operations follow one another in a step, the pauses between those do; the longest was a checkpoint,
-# or of fewer than eight operations told one by one the only pause between two steps. A line that rested for more than
-# two of its rounds while others went on was of the job's beginning, and comes round no more.
-_GAPS = """
-    arrayReverseSort(arrayMap((apart, count) -> apart / greatest(count, 1),
-        arrayPopFront(arrayDifference(arrayMap(each -> toInt64(each.1), told))),
-        arrayPopFront(arrayDifference(arrayMap(each -> toInt64(each.2), told))))) AS gaps,
-    gaps[2 - (is_told AND length(gaps) < 8) + intDiv(length(gaps), 32)] AS gap
-"""
-_PACE = f"""
-SELECT /*ask,*/ arrayMax(arrayMap(each -> if(newest - each.2 <= 2 * each.1, each.1, 0), rounds)) AS period FROM (
-SELECT /*ask,*/ groupArray((gap, told[-1].1)) AS rounds, max(told[-1].1) AS newest FROM (
-    SELECT /*ask,*/ true AS is_told, arraySort(groupArray((enqueue_ns, seq))) AS told, {_GAPS}
-    FROM collectives WHERE {WHOSE} AND rank = 0 AND enqueue_ns >= {{start:Int64}} AND enqueue_ns < {{end:Int64}}
-        AND (end_ns < {{end:Int64}} OR collectives.untimed)
-    GROUP BY /*ask,*/ comm, func, peer HAVING count() > 3
-    UNION ALL
-    SELECT /*ask,*/ false AS is_told, arraySort(groupArray((first, done))) AS told, {_GAPS} FROM (
-        SELECT /*ask,*/ comm, func, peer, done, min(ts_ns) AS first
-        FROM progress WHERE {WHOSE} AND rank = 0 AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}}
-        GROUP BY /*ask,*/ comm, func, peer, done
-    ) GROUP BY /*ask,*/ comm, func, peer HAVING max(done) - min(done) > 3 AND count() > 3
-) /*GROUP BY ask*/)
-"""
-# When each line ended what it ended last, and began what it is inside of.
-_ENDED = f"""
-SELECT /*ask,*/ comm, rank, argMax(first, (done, -toInt64(started))) AS ended_ns,
-       argMax(first, (done, started)) AS begun_ns, argMax(started, (done, started)) > max(done) AS is_inside
-FROM (
-    SELECT /*ask,*/ comm, rank, func, peer, started, done, min(ts_ns) AS first
-    FROM progress WHERE {WHOSE} AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}}
-    GROUP BY /*ask,*/ comm, rank, func, peer, started, done
-) GROUP BY /*ask,*/ comm, rank, func, peer
-"""
 
 
 def read_progress(
@@ -282,7 +246,7 @@ def read_progress(
     """
     options = options or HangOptions()
     end_ns = context.window.end_ns
-    period_ns = context.period_ns or _learn_period(store, context)
+    period_ns = context.period_ns or learn_period(store, context)
     patience_ns = options.patience_ns(period_ns, NS_PER_S)
     if _all_move(store, context, end_ns - patience_ns):
         nobody = People(*(np.zeros(0, np.int64) for _ in range(3)))
@@ -303,7 +267,7 @@ def _find_missed(memory: HangMemory | None, end_ns: int) -> int:
     """Return for how long nobody has looked at a job that moved then."""
     if memory is None or memory.until_ns is None or memory.since_ns is not None:
         return 0
-    return min(end_ns - memory.until_ns, _LEARN_NS)
+    return min(end_ns - memory.until_ns, LEARN_NS)
 
 
 def _read_lines(store: Store, context: Context, reach_ns: int) -> ProgressFacts:
@@ -319,24 +283,12 @@ def _with_pauses(
     store: Store, facts: ProgressFacts, context: Context, options: HangOptions, looked_ns: int
 ) -> ProgressFacts:
     """Return the facts with how long a healthy job pauses; where that is longer, it was looked back too little."""
-    learnt_ns = _learn_period(store, context) if context.period_ns else None
-    period_ns, computed_ns = max(facts.period_ns or 0, learnt_ns or 0) or None, _read_computed(store, context)
+    learnt_ns = learn_period(store, context) if context.period_ns else None
+    period_ns, computed_ns = max(facts.period_ns or 0, learnt_ns or 0) or None, read_computed(store, context)
     needs_ns = max(options.patience_ns(period_ns, NS_PER_S), round(options.computed_share * computed_ns))
     if needs_ns + options.quiet_ns > looked_ns:
         facts = _read_lines(store, context, needs_ns + options.quiet_ns)
     return replace(facts, period_ns=period_ns, computed_ns=computed_ns)
-
-
-def _read_computed(store: Store, context: Context) -> int:
-    """Return for how long those who are inside of an operation had nothing under way before it, in the median."""
-    rows = store.query(_ENDED, context.parameters | {"start": context.window.end_ns - _LEARN_NS})
-    process = context.roster.find(_column(rows, "comm", np.uint64), _column(rows, "rank", np.int64))
-    known = process != NOBODY
-    ended_ns = np.full(len(context.roster), -1, np.int64)
-    np.maximum.at(ended_ns, process[known], _column(rows, "ended_ns", np.int64)[known])
-    inside = known & (_column(rows, "is_inside", np.int64) > 0)
-    computed = _column(rows, "begun_ns", np.int64)[inside] - ended_ns[process[inside]]
-    return int(np.median(computed)) if len(computed) else 0
 
 
 def _all_move(store: Store, context: Context, since_ns: int) -> bool:
@@ -349,39 +301,33 @@ def _all_move(store: Store, context: Context, since_ns: int) -> bool:
         return False
     asked = context.parameters | {"start": since_ns}
     rows = store.query(_MOVED, asked)
-    process = roster.find(_column(rows, "comm", np.uint64), _column(rows, "rank", np.int64))
+    process = roster.find(column_of(rows, "comm", np.uint64), column_of(rows, "rank", np.int64))
     if rows.num_rows == 0 or (process == NOBODY).any():
         return False
     moves = np.zeros(len(roster), bool)
-    moves[process[_column(rows, "has_moved", np.int64) > 0]] = True
+    moves[process[column_of(rows, "has_moved", np.int64) > 0]] = True
     if not moves.all():
         return False
     return int(store.query(_COUNT_EVENTS, asked | {"hosts": context.host_list})["n"][0].as_py()) == 0
 
 
-def _learn_period(store: Store, context: Context) -> int | None:
-    asked = context.parameters | {"start": context.window.end_ns - _LEARN_NS}
-    found = pc.max(store.query(_PACE, asked)["period"]).as_py()
-    return round(found) if found else None  # no group at all is a maximum of 0
-
-
 def _build(rows: pa.Table, roster: Roster) -> ProgressFacts:
-    comm, rank = _column(rows, "comm", np.uint64), _column(rows, "rank", np.int64)
+    comm, rank = column_of(rows, "comm", np.uint64), column_of(rows, "rank", np.int64)
     process, people = _number(comm, rank, rows["host"], roster)
     texts = {name: np.array(rows[name].to_pylist(), object) for name in ("func", "state", "open_dtype", "open_algo")}
     names = ("peer", "enqueued", "started", "done", "since_ns", "seen_ns", "head_peer", "head_channel", "open_bytes")
-    numbers = {name: _column(rows, name, np.int64) for name in (*names, "open_ns")}
-    n, first_ns = _column(rows, "n", np.int64), _column(rows, "first_ns", np.int64)
+    numbers = {name: column_of(rows, name, np.int64) for name in (*names, "open_ns")}
+    n, first_ns = column_of(rows, "n", np.int64), column_of(rows, "first_ns", np.int64)
     many = n > _FEW_ROWS
     gaps = (numbers["seen_ns"][many] - first_ns[many]) / (n[many] - 1)
     interval_ns = int(min(np.median(gaps), NS_PER_S)) if len(gaps) else 0  # rows come every second, or more often
     if interval_ns == 0:
         # A row or two cannot tell for how long; the operation that they show open can.
-        once = (_column(rows, "same", np.int64) == 1) & (numbers["open_ns"] > 0)
+        once = (column_of(rows, "same", np.int64) == 1) & (numbers["open_ns"] > 0)
         numbers["since_ns"] = np.where(once, np.minimum(numbers["open_ns"], numbers["since_ns"]), numbers["since_ns"])
-    lines = Lines(process, comm, rank, **numbers, **texts, untimed=_column(rows, "untimed", np.bool_))
+    lines = Lines(process, comm, rank, **numbers, **texts, untimed=column_of(rows, "untimed", np.bool_))
     now_ns = int(numbers["seen_ns"].max(initial=0))
-    has_ended = numbers["done"] > _column(rows, "first_done", np.int64)
+    has_ended = numbers["done"] > column_of(rows, "first_done", np.int64)
     # All that was seen of a job that ended something stands for its first step.
     age_ns = int(numbers["since_ns"].max() - first_ns.min()) if has_ended.any() and has_ended.mean() >= 0.5 else 0
     period_ns = min(age_ns, _OLDEST_NS) if age_ns >= _YOUNGEST_NS else None
@@ -402,7 +348,3 @@ def _number(comm: np.ndarray, rank: np.ndarray, host: pa.ChunkedArray, roster: R
         gpu_of=np.concatenate([roster.gpu_of, np.full(len(hosts), -1)]),
         world_rank_of=np.concatenate([world_rank, rank[strange[firsts]]]),
     )
-
-
-def _column(rows: pa.Table, name: str, kind: type[np.generic]) -> np.ndarray:
-    return filled(rows[name], 0).astype(kind)
