@@ -12,7 +12,7 @@ from lockstep.sections import CollectorSettings
 REPO = Path(__file__).resolve().parents[2]
 INJECT = REPO / "deploy" / "inject"
 PLUGIN_SOURCE = "\n".join(path.read_text() for path in sorted((REPO / "nccl_plugin").glob("*.c")))
-SHIM_SOURCE = "\n".join(path.read_text() for path in sorted((REPO / "path_shim").glob("*.c")))
+SHIM_SOURCE = "\n".join(path.read_text() for path in sorted((REPO / "path_shim").glob("*.[ch]")))
 PLAN = "/run/lockstep/paths/plan"
 
 
