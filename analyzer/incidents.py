@@ -44,6 +44,9 @@ class TrackingOptions:
     confirm_evaluations: int = 2  # one evaluation can be a burst of somebody else's traffic
     least_new_ns: int = NS_PER_S  # in what confirms: statistics are per second
     most_new_ns: int = 2 * NS_PER_S  # that is asked for, where a step is longer or nobody knows how long it is
+    early_likelihood: float = (
+        0.8  # from which an early one confirms: it shares most of its seconds with the one before
+    )
     confirm_scattered: int = 3  # looks that are not in a row: what comes and goes is a fault, too
     clear_evaluations: int = 4  # longer than it takes to appear, so that a fault at the edge does not flap
     pending_evaluations: int = 15  # what was not seen again for this long was a hiccup
@@ -280,7 +283,7 @@ def _name(finding: Finding) -> Name:
 
 def _see_again(known: Sighting, found: Sequence[Finding], context: Context, options: TrackingOptions) -> Sighting:
     best = max(found, key=lambda finding: finding.likelihood)
-    if best.is_stale or not _is_new_enough(known, context, options):
+    if best.is_stale or not _is_new_enough(known, best, context, options):
         return known
     tally = {name: value * options.fade for name, value in known.tally.items()}
     tally[_name(best)] = tally.get(_name(best), 0.0) + best.likelihood
@@ -297,12 +300,14 @@ def _see_again(known: Sighting, found: Sequence[Finding], context: Context, opti
     )
 
 
-def _is_new_enough(known: Sighting, context: Context, options: TrackingOptions) -> bool:
+def _is_new_enough(known: Sighting, best: Finding, context: Context, options: TrackingOptions) -> bool:
     """Return whether an evaluation counts beside the last that did: the same seconds confirm nothing.
 
     Evaluations in their rhythm do. An early one, or the one after it, has to hold a step that is new, or as much that
-    is new as one in the rhythm: more is asked of none.
+    is new as one in the rhythm: more is asked of none. What an early one is in doubt about waits for the next.
     """
+    if context.is_early and best.likelihood < options.early_likelihood:
+        return False
     if not known.evaluations or not (context.is_early or known.was_early):
         return True
     step_ns = max(context.period_ns or options.most_new_ns, options.least_new_ns)

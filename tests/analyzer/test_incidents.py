@@ -109,6 +109,16 @@ def test_early_evaluation_confirms_by_what_is_new_in_it_and_misses_nobody(
     assert early(looks, period_s) == opened
 
 
+def test_early_evaluation_that_is_in_doubt_itself_confirms_nothing() -> None:
+    first, second = look(0), replace(look(0), period_ns=SECOND // 2, is_early=True)
+    second = replace(second, window=Window(second.window.start_ns + SECOND, second.window.end_ns + SECOND))
+    for likelihood, opened in ((0.6, []), (0.8, [NIC])):
+        seen = [found(NIC, likelihood=likelihood)]
+        state, _ = track(JobState(), seen, first, Progress(), OPTIONS)
+        _, changed = track(state, seen, second, Progress(), OPTIONS)
+        assert [incident.verdict.component for incident in changed] == opened
+
+
 def test_early_evaluation_ends_and_ages_nothing() -> None:
     state, _ = play([[NIC], [NIC], *([[]] * (CLEAR - 1))])
     after, told = track(state, [], replace(look(1 + CLEAR), is_early=True), Progress(), OPTIONS)
