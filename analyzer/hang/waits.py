@@ -176,7 +176,8 @@ def trace_waits(facts: ProgressFacts, standstill: Standstill, roster: Roster) ->
     # The host of a frozen process may have enqueued all that others wait for; a dump tells no more than that.
     awaited = _mark(lines.process[holds.behind], count) | (holds.frozen & facts.is_dump)
     origins = awaited & ~waiting & ~in_stuck & standstill.still
-    has_behind = _mark(group[holds.behind], groups.count)
+    # Who is inside the operation before is held up there: by somebody without telemetry as well as anybody.
+    has_behind = _mark(group[holds.behind & ~holds.inside], groups.count)
     missing = [process for index, process in groups.missing if not has_behind[index]]
     ends = in_stuck | origins | (standstill.present & ~standstill.still)
     explained = _spread(ends, lines.process, group, holds)

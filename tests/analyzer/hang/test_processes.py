@@ -78,6 +78,12 @@ def test_host_that_fell_silent_is_gone_or_doubtful_or_hides_no_other_cause() -> 
     assert (finding.fault_class, finding.likelihood < 0.5, finding.may_isolate) == ("noncomm_hang", True, False)
 
 
+def test_host_that_fell_silent_is_gone_though_others_are_still_inside_the_operation_before() -> None:
+    lines = [line(0, (6, 6, 5)), line(1, (5, 5, 4))]
+    finding = only(Job(lines=lines, facts={"reports": reported(h0=0, h1=9)}))
+    assert (finding.fault_class, finding.component) == ("crash", "host:h1")
+
+
 def test_host_that_said_why_nothing_comes_is_not_gone() -> None:
     gone, (speaks,) = reported(h0=0, h1=9), reported(h1=0).values()
     said = [replace(gone["h1"], has_ended=True), replace(speaks, stalled={"nccl_rings": gone["h1"].watermark_ns})]
