@@ -105,6 +105,7 @@ def test_lasting_fault_is_one_incident_that_is_kept_up_to_date(watch: Watch) -> 
     assert incident.verdict.since_ns == after(5)
 
 
+@pytest.mark.slow
 def test_doubt_is_settled_a_second_after_it_arose_while_we_keep_up(
     embedded_store: Store, control: ControlDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:

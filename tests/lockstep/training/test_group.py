@@ -15,6 +15,8 @@ from lockstep.training.group import Group
 from tests.testbed.training.forking import fork_child
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.slow  # importing torch takes each worker 4 s
+
 MEMBERS = 3
 LONG = 2**24  # more than the kernel keeps between two processes
 
@@ -61,7 +63,6 @@ def threads_of_this_process() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-@pytest.mark.slow  # a process stops and goes on
 def test_who_was_stopped_in_a_sum_and_given_up_lets_go_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
@@ -86,7 +87,6 @@ def stop_in_a_message(folder: Path) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-@pytest.mark.slow  # a process stops and is killed
 def test_who_waits_for_a_message_that_was_cut_off_is_told_that_a_connection_has_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,8 @@ from lockstep.training.pipeline import PipelineWorker, Position, SettledStep, ag
 from lockstep.training.pipeline_step import StageProgram
 from tests.lockstep.training.conftest import MICRO_BATCHES
 
+pytestmark = pytest.mark.slow  # importing torch takes each worker 4 s
+
 
 def made() -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(1)

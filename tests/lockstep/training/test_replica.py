@@ -21,6 +21,8 @@ from tests.conftest import REPO
 from tests.lockstep.training.conftest import MICRO_BATCHES
 from tests.waiting import LIMIT_S
 
+pytestmark = pytest.mark.slow  # importing torch takes each worker 4 s
+
 
 def made() -> tuple[nn.Linear, torch.optim.Optimizer]:
     torch.manual_seed(1)
@@ -125,7 +127,6 @@ def test_the_program_of_the_manual_runs_as_it_stands(tmp_path: Path, monkeypatch
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.slow  # two processes import torch
 def test_the_pipeline_of_the_manual_runs_as_it_stands(tmp_path: Path) -> None:
     _, program = programs_of_the_manual()
     file = tmp_path / "train.py"

@@ -9,6 +9,8 @@ from torch import distributed, nn
 from lockstep.errors import BadInput
 from lockstep.training.state import Snapshots, adopt_state, check_model, pack, take_state, unpack
 
+pytestmark = pytest.mark.slow  # importing torch takes each worker 4 s
+
 
 @pytest.fixture
 def lone_group(tmp_path: Path) -> object:
@@ -29,7 +31,6 @@ def trained(steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
-@pytest.mark.slow  # importing what wraps takes seconds
 def test_wrapped_and_sharded_models_are_refused_with_what_to_do(lone_group: object) -> None:
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import init_device_mesh
