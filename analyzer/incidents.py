@@ -169,6 +169,8 @@ def track(
         fresh = [finding for finding in fresh if _KIN[finding.fault_class] in ("hang", "telemetry")]
     if _is_renamed(state.sightings, matched):
         fresh = [replace(each, is_certain=each.is_certain and each.fault_class == "crash") for each in fresh]
+    if context.is_early:
+        fresh = [each for each in fresh if each.likelihood >= options.early_likelihood]
     seen = [
         _see_again(known, found, context, options)
         if found

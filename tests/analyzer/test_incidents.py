@@ -117,6 +117,7 @@ def test_early_evaluation_that_is_in_doubt_itself_confirms_nothing() -> None:
         state, _ = track(JobState(), seen, first, Progress(), OPTIONS)
         _, changed = track(state, seen, second, Progress(), OPTIONS)
         assert [incident.verdict.component for incident in changed] == opened
+    assert track(JobState(), [found(NIC, likelihood=0.6)], second, Progress(), OPTIONS) == (JobState(), [])
 
 
 def test_early_evaluation_ends_and_ages_nothing() -> None:
