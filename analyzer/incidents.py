@@ -163,14 +163,14 @@ def track(
     if findings is None and not outages:
         unjudged = JobState(tuple(_leave_unconfirmed(seen, context) for seen in state.sightings))
         return unjudged, unjudged.open
+    if context.is_early:  # what it is in doubt about waits for the next
+        findings = [each for each in findings or () if each.likelihood >= options.early_likelihood]
     matched, fresh = _match(state.sightings, [*outages, *(findings or ())])
     fresh = [finding for finding in fresh if not finding.is_stale]
     if _is_settling(state.sightings, matched, context):
         fresh = [finding for finding in fresh if _KIN[finding.fault_class] in ("hang", "telemetry")]
     if _is_renamed(state.sightings, matched):
         fresh = [replace(each, is_certain=each.is_certain and each.fault_class == "crash") for each in fresh]
-    if context.is_early:
-        fresh = [each for each in fresh if each.likelihood >= options.early_likelihood]
     seen = [
         _see_again(known, found, context, options)
         if found
@@ -285,7 +285,7 @@ def _name(finding: Finding) -> Name:
 
 def _see_again(known: Sighting, found: Sequence[Finding], context: Context, options: TrackingOptions) -> Sighting:
     best = max(found, key=lambda finding: finding.likelihood)
-    if best.is_stale or not _is_new_enough(known, best, context, options):
+    if best.is_stale or not _is_new_enough(known, context, options):
         return known
     tally = {name: value * options.fade for name, value in known.tally.items()}
     tally[_name(best)] = tally.get(_name(best), 0.0) + best.likelihood
@@ -302,14 +302,12 @@ def _see_again(known: Sighting, found: Sequence[Finding], context: Context, opti
     )
 
 
-def _is_new_enough(known: Sighting, best: Finding, context: Context, options: TrackingOptions) -> bool:
+def _is_new_enough(known: Sighting, context: Context, options: TrackingOptions) -> bool:
     """Return whether an evaluation counts beside the last that did: the same seconds confirm nothing.
 
     Evaluations in their rhythm do. An early one, or the one after it, has to hold a step that is new, or as much that
-    is new as one in the rhythm: more is asked of none. What an early one is in doubt about waits for the next.
+    is new as one in the rhythm: more is asked of none.
     """
-    if context.is_early and best.likelihood < options.early_likelihood:
-        return False
     if not known.evaluations or not (context.is_early or known.was_early):
         return True
     step_ns = max(context.period_ns or options.most_new_ns, options.least_new_ns)
