@@ -24,8 +24,8 @@ from analyzer.windows.jobs import (
 )
 from analyzer.windows.silence import find_reports, find_silent
 from analyzer.windows.window import Context, EvaluationOptions, Window, early_end, hop_at, window_at
-from lockstep.store.ahead import ReadAhead
 from lockstep.store.store import Store
+from lockstep.store.together import ReadAhead
 from lockstep.topology import TopologyIndex
 from lockstep.verdict import Incident
 

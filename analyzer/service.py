@@ -19,7 +19,6 @@ from analyzer.windows.silence import HostReport, find_reports, judge_window
 from analyzer.windows.window import EvaluationOptions, Window, early_end, plan_evaluations, window_at
 from lockstep.clock import NS_PER_S
 from lockstep.errors import ControlAway, LeaseLost, LockstepError, StoreAway
-from lockstep.shards import ALL_JOBS, Shard
 from lockstep.state.database import ControlDatabase
 from lockstep.state.incidents import (
     Analysis,
@@ -30,7 +29,7 @@ from lockstep.state.incidents import (
     open_incidents,
     save_incidents,
 )
-from lockstep.state.leases import Lease
+from lockstep.state.leases import ALL_JOBS, Lease, Shard
 from lockstep.store.engine import Embedded
 from lockstep.store.store import Store
 from lockstep.store.together import read_together

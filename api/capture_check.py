@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from lockstep.capture.files import read_capture
-from lockstep.read_apart import ReadLimits, check_apart, read_limited
+from lockstep.hostile_files import ReadLimits, check_apart, read_limited
 
 _OURS = 2 << 30  # address space of Python and Arrow themselves
 _CPU_S = 600

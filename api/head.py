@@ -26,13 +26,12 @@ from lockstep.clock import NS_PER_S, Clock
 from lockstep.config import Settings, make_state_dir
 from lockstep.errors import BadInput
 from lockstep.sealing import Keyring
-from lockstep.shards import ALL_JOBS, Shard
 from lockstep.state.claims import BatchClaims
 from lockstep.state.database import ControlDatabase, open_control
 from lockstep.state.fabric import find_topology, list_topologies
-from lockstep.state.leases import Duty, DutyOptions, Work, check_held, unique_holder
+from lockstep.state.leases import ALL_JOBS, Duty, DutyOptions, Shard, Work, check_held, unique_holder
 from lockstep.store.engine import Embedded
-from lockstep.store.opening import layout_of, served_store
+from lockstep.store.maintenance import layout_of, served_store
 from lockstep.store.store import Store
 from lockstep.topology import Topology, TopologyIndex, load_topology
 from lockstep.verdict import Incident

@@ -25,10 +25,9 @@ from analyzer.windows.window import EvaluationOptions
 from benchmarks.analyze_window import START_NS, record, replaced
 from benchmarks.figures import Figure, clocked, in_own_process
 from lockstep.clock import NS_PER_S
-from lockstep.shards import ALL_JOBS, Shard
 from lockstep.state.database import ControlDatabase, open_control
 from lockstep.state.incidents import read_jobs
-from lockstep.state.leases import take_lease
+from lockstep.state.leases import ALL_JOBS, Shard, take_lease
 from lockstep.store.engine import Embedded, EmbeddedEngine
 from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import Store

@@ -11,7 +11,6 @@ import typer
 
 from cli.setup import settings_of
 from collector.agent import CollectorAgent
-from collector.lean import leave_out_pandas
 from collector.metrics import serve_metrics
 from collector.path_ports import PROBE_WAIT_S, AnswerServer, Choices, PathAgent, PortFinder, PortProber, listen
 from collector.probes.paths import AddressBook, addresses_in
@@ -19,6 +18,7 @@ from collector.probes.sockets import RawExchange
 from collector.registry import make_sources
 from collector.shipping import BatchQueue, Checkpoints, Destination, GatewayClient, MemoryQueue, open_store_client
 from collector.spool import Spool
+from lockstep.allocation import leave_out_pandas
 from lockstep.clock import Clock, SystemClock
 from lockstep.config import Settings, read_secret
 from lockstep.errors import BadInput, NotPresent

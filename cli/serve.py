@@ -16,7 +16,7 @@ from lockstep.clock import SystemClock
 from lockstep.config import Settings
 from lockstep.errors import LockstepError
 from lockstep.sections import split_listen
-from lockstep.shards import Shard
+from lockstep.state.leases import Shard
 from lockstep.verdict import Incident
 
 app = typer.Typer(no_args_is_help=True, help="Run one service, for compose and systemd.")

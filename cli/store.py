@@ -23,12 +23,14 @@ from lockstep.store.maintenance import (
     Inventory,
     apply_retention,
     backup,
+    layout_of,
+    node_urls,
+    opened_store,
     past_retention,
     restore,
     take_inventory,
 )
 from lockstep.store.migrations import check_migrated, migrate
-from lockstep.store.opening import layout_of, node_urls, opened_store
 
 app = typer.Typer(no_args_is_help=True, help="The telemetry store.")
 audit = typer.Typer(no_args_is_help=True, help="The audit: who did what.")

@@ -12,10 +12,10 @@ from types import MappingProxyType
 import pyarrow as pa
 import structlog
 
-from collector.lean import keep_freed_memory
 from collector.shipping import Batch, BatchQueue, Checkpoints, Destination, Shipper
 from collector.sources.source import Reading, Source
 from lockstep import __version__
+from lockstep.allocation import keep_freed_memory
 from lockstep.arrow import rows_of, schema_of
 from lockstep.batches import DetailRequest, encode_batch
 from lockstep.bounds import keep_within

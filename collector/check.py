@@ -24,11 +24,10 @@ from collector.registry import SOURCES, Make
 from lockstep import __version__
 from lockstep.batches import AGENT_HEADER, CONTENT_TYPE, ENCODING, VERSION_HEADER
 from lockstep.clock import NS_PER_S, Clock
-from lockstep.config import read_secret
+from lockstep.config import read_secret, trusted
 from lockstep.errors import BadInput, LockstepError, NotPresent
 from lockstep.records import RECORDS_VERSION
 from lockstep.sections import CollectorSettings
-from lockstep.trust import trusted
 
 State = Literal["ok", "missing", "failed"]
 

@@ -2,7 +2,7 @@
 
 While the server is away, or has nothing new, all stays as it is: the last plan is at worst a choice by chance. What
 the server told is kept beside the file, so that an agent that starts meanwhile knows the paths, too; and so are the
-ports of queue pairs, for net plugins that care (lockstep/queue_pair_file.py).
+ports of queue pairs, for net plugins that care (lockstep/host_paths.py).
 """
 
 import contextlib
@@ -20,11 +20,10 @@ from pydantic import ValidationError
 
 from collector.kernel.foreign_file import ForeignFile, check_directory
 from lockstep.clock import NS_PER_S, Clock
+from lockstep.config import trusted
 from lockstep.errors import BadInput, BadRing, LeaseLost, LockstepError
-from lockstep.host_paths import HostPaths, PathChoice, PathCount
+from lockstep.host_paths import HostPaths, PathChoice, PathCount, write_queue_pairs
 from lockstep.path_file import OUTCOMES, parse_reports, read_plan, write_plan
-from lockstep.queue_pair_file import write_queue_pairs
-from lockstep.trust import trusted
 
 _MOST_FILES = 4_096  # looked at; far more processes than a host has ranks
 _MOST_BYTES = 2 << 20  # of a file; the shim stops after half of that

@@ -28,10 +28,10 @@ from lockstep.batches import (
     decode_batch,
 )
 from lockstep.clock import Clock
+from lockstep.config import trusted
 from lockstep.errors import BadInput, DestinationAway, ServerRefused, StoreError
 from lockstep.records import RECORDS_VERSION
 from lockstep.tables import TABLE_BY_NAME, Table
-from lockstep.trust import trusted
 
 Checkpoints = Mapping[str, bytes]  # by source
 

@@ -5,6 +5,7 @@ tables are given as JSON. Unknown keys and bad values are reported all at once.
 """
 
 import json
+import ssl
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -121,6 +122,20 @@ def read_secret(file: Path | None, what: str) -> str:
         return file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"cannot read {what} from {file}: {error}") from error
+
+
+def trusted(ca_file: Path | None = None, setting: str = "LOCKSTEP_CA_FILE") -> ssl.SSLContext:
+    """Return what certificates are checked with; SSL_CERT_FILE stands in for the system's authorities, as elsewhere.
+
+    The setting is where the file was named, for who has to mend it.
+    """
+    context = ssl.create_default_context()
+    if ca_file:
+        try:
+            context.load_verify_locations(ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise BadInput(f"cannot read authorities from {ca_file} ({setting}): {error}") from error
+    return context
 
 
 @dataclass(frozen=True, slots=True)

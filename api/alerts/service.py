@@ -17,14 +17,12 @@ from lockstep.alert_settings import AlertSettings, Target
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.errors import BadInput, NotPresent
 from lockstep.notification import Thread
-from lockstep.shards import Shard
 from lockstep.state.database import ControlDatabase, count_undelivered
 from lockstep.state.decisions import list_decisions, list_executions, list_orders
 from lockstep.state.deliveries import forget_deliveries, list_threads, oldest_waiting, resume_sending, save_round
 from lockstep.state.incidents import get_incident, open_incidents
-from lockstep.state.leases import Lease
-from lockstep.state.target_documents import LostTarget
-from lockstep.state.targets import Health, list_health, list_targets, meet_targets, seal_targets
+from lockstep.state.leases import Lease, Shard
+from lockstep.state.targets import Health, LostTarget, list_health, list_targets, meet_targets, seal_targets
 
 _log = structlog.get_logger("alerts")
 

@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 import httpcore
 
 from lockstep.clock import NS_PER_S, Clock
+from lockstep.config import trusted
 from lockstep.errors import BadInput, ReceiverAway
-from lockstep.trust import trusted
 
 # Seconds from one try to the next, as Standard Webhooks propose; after the last the message has failed.
 DELAYS_S = (0, 5, 5 * 60, 30 * 60, *(hours * 3600 for hours in (2, 5, 10, 14, 20, 24)))

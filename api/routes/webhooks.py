@@ -19,9 +19,9 @@ from lockstep.errors import BadInput, NotPresent
 from lockstep.notification import Notification
 from lockstep.state.deliveries import Delivery, DeliveryState, Try, list_deliveries, replay_delivery
 from lockstep.state.documents import record
-from lockstep.state.target_documents import LostTarget
 from lockstep.state.targets import (
     Health,
+    LostTarget,
     change_target,
     create_target,
     delete_target,

@@ -27,7 +27,7 @@ from pydantic_core import from_json
 
 from importers.traces.readings import Loose, Reading, Row, Text, parse_json, refuse_twice, validated
 from lockstep.errors import BadInput
-from lockstep.plain_pickle import load_plain_all
+from lockstep.hostile_files import load_plain_all
 
 FUNCS = {
     "all_reduce": "AllReduce",

@@ -11,8 +11,8 @@ from typing import Any, Self, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from lockstep.config import trusted
 from lockstep.errors import BadInput, ServerAway, ServerRefused
-from lockstep.trust import trusted
 
 Json = dict[str, Any]  # Any: whatever the route says
 Query = Mapping[str, str | int | tuple[str, ...] | None]  # None: not asked for; several are asked for side by side

@@ -22,7 +22,6 @@ from sqlalchemy import (
 
 from lockstep.batches import DetailRequest
 from lockstep.execution import Outcome
-from lockstep.shards import ALL_JOBS, Shard
 from lockstep.state.database import ControlDatabase
 from lockstep.state.deliveries import Delivery, delivery_of
 from lockstep.state.documents import (
@@ -36,7 +35,7 @@ from lockstep.state.documents import (
     row_of,
     write_over,
 )
-from lockstep.state.leases import Lease, refuse_stale
+from lockstep.state.leases import ALL_JOBS, Lease, Shard, refuse_stale
 from lockstep.state.tables import (
     ANALYSIS,
     AUDIT,

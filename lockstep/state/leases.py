@@ -1,4 +1,7 @@
-"""Who may act: one holder at a time, and a number by which a late one is told apart."""
+"""Who may act: one holder at a time, and a number by which a late one is told apart.
+
+Several analyzers share out jobs by their names, a lease for each share.
+"""
 
 import os
 import socket
@@ -7,6 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 import structlog
 from sqlalchemy import Connection, Row, Select, case, or_, select, update
@@ -18,6 +22,35 @@ from lockstep.state.documents import insert_into
 from lockstep.state.tables import LEASES
 
 _MOST_AHEAD = 2  # lease times; clocks of two head nodes differ by far less
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The jobs that one process follows, of so many processes.
+
+    >>> [shard.name for shard in Shard.all_of(3)]
+    ['analyzer', 'analyzer-1', 'analyzer-2']
+    >>> [shard.index for shard in Shard.all_of(3) if shard.has("llama-70b")]
+    [1]
+    """
+
+    index: int = 0
+    of: int = 1
+
+    @classmethod
+    def all_of(cls, count: int) -> "tuple[Shard, ...]":
+        return tuple(cls(index, count) for index in range(count))
+
+    @property
+    def name(self) -> str:
+        """Return the name of its lease; the first one's is that of an analyzer that follows all jobs."""
+        return f"analyzer-{self.index}" if self.index else "analyzer"
+
+    def has(self, job: str) -> bool:
+        return crc32(job.encode()) % self.of == self.index
+
+
+ALL_JOBS = Shard()
 
 
 @dataclass(frozen=True, slots=True)

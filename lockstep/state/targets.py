@@ -1,20 +1,43 @@
-"""Receivers of alerts that were made through the API, and how every receiver answers."""
+"""Receivers of alerts that were made through the API, and how every receiver answers.
+
+In the control database the address and the secrets of a receiver are sealed, the rest is in clear.
+"""
+
+import json
+from typing import Any, Self, TypeVar
 
 import structlog
-from pydantic import Field
+from pydantic import Field, ValidationError, model_validator
 from sqlalchemy import Connection, delete, func, insert, select, update
 
 from lockstep.alert_settings import MOST_TARGETS, Target
-from lockstep.errors import BadInput, NotPresent, SealBroken
+from lockstep.errors import BadInput, NotPresent, SealBroken, StoreVersionMismatch
 from lockstep.state.database import ControlDatabase, Keys
 from lockstep.state.documents import insert_into, read_by_id, read_document, record_within, row_of, write_over
 from lockstep.state.tables import ALERT_TARGETS, ALERT_THREADS, DELIVERIES, TARGET_HEALTH
-from lockstep.state.target_documents import LostTarget, is_sealed_anew, read_target, write_target
 from lockstep.verdict import Frozen
 
 _log = structlog.get_logger("alerts")
 
+_HIDDEN = ("url", "secrets")  # the path of a chat's webhook is as good as a password
+_SEALED = "sealed"
 _DOCUMENTS = select(ALERT_TARGETS.c.id, ALERT_TARGETS.c.document).order_by(ALERT_TARGETS.c.id)
+
+Kind = TypeVar("Kind", bound=Target)
+
+
+class LostTarget(Target):
+    """A receiver whose address and secrets cannot be opened, so nothing is sent to it."""
+
+    lost_because: str = Field(description="one sentence: which key is missing, and what to do")
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> Self:  # what would be checked is what was lost
+        return self
+
+    @property
+    def shown_address(self) -> str:
+        return ""
 
 
 class Health(Frozen):
@@ -114,6 +137,36 @@ def write_health(connection: Connection, name: str, health: Health) -> None:
     write_over(connection, TARGET_HEALTH, [row_of(health, "since_ns", id=name)])
 
 
+def write_target(keys: Keys, target: Target) -> str:
+    """Return the document of a receiver; its name is sealed in, so that no row opens in another's place."""
+    document = target.model_dump(mode="json")
+    hidden = {name: document.pop(name) for name in _HIDDEN}
+    sealed = keys.seal(json.dumps(hidden).encode(), _about(target.name))
+    return json.dumps(document | {_SEALED: sealed}, ensure_ascii=False)
+
+
+def read_target(keys: Keys, name: str, text: str) -> Target:
+    """Return the receiver of a document, also of one in clear; a LostTarget where its key is not there."""
+    document = _parse(name, text)
+    if (sealed := document.pop(_SEALED, None)) is None:
+        return _checked(Target, name, document)
+    try:
+        hidden = json.loads(keys.unseal(str(sealed), _about(name)))
+    except SealBroken as broken:
+        because = (
+            f"the address and the secrets of {name} cannot be opened: {broken}; "
+            "put the key back, or give `url` and `secrets` anew"
+        )
+        return _checked(LostTarget, name, document | {"lost_because": because})
+    return _checked(Target, name, document | hidden)
+
+
+def is_sealed_anew(keys: Keys, name: str, text: str) -> bool:
+    """Return whether a document is sealed with the newest key already."""
+    sealed = _parse(name, text).get(_SEALED)
+    return sealed is not None and keys.is_newest(str(sealed))
+
+
 def _seal(connection: Connection, keys: Keys, name: str, text: str) -> None:
     found = read_target(keys, name, text)
     if isinstance(found, LostTarget):
@@ -125,3 +178,28 @@ def _seal(connection: Connection, keys: Keys, name: str, text: str) -> None:
         _log.error("secrets of a receiver stay as they are", target=name, reason=str(broken))
         return
     connection.execute(update(ALERT_TARGETS).where(ALERT_TARGETS.c.id == name).values(document=sealed))
+
+
+def _about(name: str) -> str:
+    return f"target:{name}"
+
+
+def _parse(name: str, text: str) -> dict[str, Any]:  # Any: not yet checked
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError:
+        document = None
+    if not isinstance(document, dict):
+        raise StoreVersionMismatch(f"the control database holds a target {name!r} that is no document")
+    return document
+
+
+def _checked(kind: type[Kind], name: str, document: dict[str, Any]) -> Kind:
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:  # without the values, which may be secrets
+        first = error.errors()[0]
+        raise StoreVersionMismatch(
+            f"the control database holds a target {name!r} that this version cannot read: "
+            f"{first['msg']} at {first['loc']}"
+        ) from None

@@ -20,8 +20,19 @@ from lockstep.clock import Clock
 from lockstep.errors import BadInput, GroupBroken, JobOver, LockstepError
 from lockstep.in_job import Generation, Member
 from lockstep.pipeline.checking import Split
-from lockstep.pipeline.routes import find_executors, find_heads, find_unread
-from lockstep.pipeline.schedule import Op, Schedule, Shape, StepSchedule, Times, Worker, unit_times, unpack_schedule
+from lockstep.pipeline.schedule import (
+    Op,
+    Schedule,
+    Shape,
+    StepSchedule,
+    Times,
+    Worker,
+    find_executors,
+    find_heads,
+    find_unread,
+    unit_times,
+    unpack_schedule,
+)
 from lockstep.training.meeting import TrainingOptions
 from lockstep.training.participant import Participant
 from lockstep.training.pipeline_step import Exchange, StageProgram, StageStep, StaggeredOptimizer

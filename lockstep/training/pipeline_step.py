@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from lockstep.pipeline.routes import Piece, What, piece_of, tag_of
-from lockstep.pipeline.schedule import Op, Shape, Worker
+from lockstep.pipeline.schedule import Op, Piece, Shape, What, Worker, piece_of, tag_of
 from lockstep.training.group import Group
 from lockstep.training.participant import MicroBatch
 from lockstep.training.state import State, adopt_state, take_state

@@ -1,4 +1,4 @@
-/* The plan of queue pairs (lockstep/queue_pair_file.py describes its file), and which line is whose. */
+/* The plan of queue pairs (lockstep/host_paths.py describes its file), and which line is whose. */
 #ifndef LOCKSTEP_QUEUE_PAIRS_H
 #define LOCKSTEP_QUEUE_PAIRS_H
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lockstep.errors import BadInput
-from lockstep.plain_pickle import MOST_BYTES
+from lockstep.hostile_files import MOST_BYTES
 from planner.checkpoints.checkpoint import (
     Finding,
     Folder,

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from lockstep.errors import BadInput
-from lockstep.plain_pickle import OpenBook, find_unsafe_opcode, load_in_child, read_guarded
+from lockstep.hostile_files import OpenBook, find_unsafe_opcode, load_in_child, read_guarded
 
 _BEGIN, _ENTRY = b"PK\x03\x04", b"PK\x01\x02"
 _END = struct.Struct("<4s4H2LH")  # end of central directory, APPNOTE 4.3.16

@@ -21,7 +21,6 @@ from lockstep.arrow import schema_of
 from lockstep.clock import NS_PER_S
 from lockstep.errors import ControlAway, LeaseLost, LockstepError
 from lockstep.records import Agent, Comm, OpStat, PluginHealth
-from lockstep.shards import Shard
 from lockstep.state.database import ControlDatabase
 from lockstep.state.incidents import (
     Analysis,
@@ -31,7 +30,7 @@ from lockstep.state.incidents import (
     read_analysis,
     read_jobs,
 )
-from lockstep.state.leases import Lease, release_lease, take_lease
+from lockstep.state.leases import Lease, Shard, release_lease, take_lease
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
 from simulator.faults import parse_fault

@@ -13,9 +13,8 @@ from analyzer.diagnosis import diagnose
 from analyzer.pipeline import FollowOptions
 from analyzer.windows.jobs import list_hosts, read_roster
 from lockstep.errors import StoreError
-from lockstep.store.ahead import ReadAhead
 from lockstep.store.store import Store
-from lockstep.store.together import OF_HOSTS, WHOSE, for_many, read_together, split
+from lockstep.store.together import OF_HOSTS, WHOSE, ReadAhead, for_many, read_together, split
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.topology import TopologyIndex
 from simulator.faults import parse_fault

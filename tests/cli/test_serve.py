@@ -21,12 +21,11 @@ from lockstep.config import Settings
 from lockstep.errors import LockstepError
 from lockstep.fabrics import leaf_spine
 from lockstep.sections import StoreSettings
-from lockstep.shards import Shard
 from lockstep.state.database import ControlDatabase, open_control
-from lockstep.state.leases import take_lease, unique_holder
+from lockstep.state.leases import Shard, take_lease, unique_holder
 from lockstep.state.tables import LEASES
+from lockstep.store.maintenance import layout_of, node_urls, opened_store, prepare_embedded
 from lockstep.store.migrations import Layout, check_migrated
-from lockstep.store.opening import layout_of, node_urls, opened_store, prepare_embedded
 from lockstep.topology import dump_topology
 from lockstep.verdict import Incident
 from tests.builders import SECOND, T0

@@ -9,9 +9,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from lockstep.errors import StoreAway
-from lockstep.store.opening import memory_given_back
+from lockstep.store.maintenance import memory_given_back
 from tests.conftest import REPO
-from tests.waiting import HastyClock, eventually
+from tests.waiting import LIMIT_S, HastyClock, eventually
 
 LIBC = """
     import ctypes, threading
@@ -71,7 +71,7 @@ def test_freed_memory_leaves_the_process_and_its_engine(tmp_path: Path) -> None:
         f"""
         from tests.testbed.services import resident_bytes
         import os
-        from lockstep.store.opening import give_memory_back
+        from lockstep.store.maintenance import give_memory_back
         from lockstep.store.store import open_store
 
         with open_store("chdb://{tmp_path}/store") as store:
@@ -103,3 +103,24 @@ def test_store_that_is_away_is_asked_again_and_harms_nobody() -> None:
     with capture_logs() as logs, memory_given_back(store, HastyClock()):  # type: ignore[arg-type]
         eventually(lambda: store.asked >= 2)
     assert logs[0]["reason"] == "nobody there"
+
+
+# --- an agent does not load what it has no use for, whoever has installed it ---
+
+PROGRAM = """
+from lockstep.allocation import leave_out_pandas
+leave_out_pandas()
+import sys, pyarrow as pa
+assert pa.array([1, None]).null_count == 1
+assert pa.table({"a": ["x"]}).num_rows == 1
+import collector.registry
+from collector.probes.packets import Flow, Shot, build_packets
+assert not [name for name in sys.modules if name.partition(".")[0] in ("pandas", "scapy")]
+build_packets([Shot(Flow("eth0", "h1", "eth0", "tcp", 1, 2), "10.0.0.1", "10.0.0.2", 1, 1)])
+assert "scapy" in sys.modules
+assert "pandas" not in sys.modules
+"""
+
+
+def test_arrow_works_without_pandas_and_scapy_is_loaded_by_the_first_packet_and_not_before() -> None:
+    subprocess.run([sys.executable, "-c", PROGRAM], cwd=REPO, check=True, timeout=LIMIT_S)

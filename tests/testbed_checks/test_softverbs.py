@@ -13,9 +13,8 @@ import pytest
 from collector.sources.rdma import RdmaSource
 from lockstep.errors import NotPresent
 from lockstep.fabrics import FabricOptions, leaf_spine
-from lockstep.host_paths import HostPaths, PathChoice
+from lockstep.host_paths import HostPaths, PathChoice, write_queue_pairs
 from lockstep.path_file import read_reports
-from lockstep.queue_pair_file import write_queue_pairs
 from tests.testbed.fabric.building import build_fabric
 from tests.testbed.fabric.fabric import Fabric
 from tests.testbed.fabric.management import find_interface

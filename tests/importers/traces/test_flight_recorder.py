@@ -184,7 +184,7 @@ def test_pickle_that_would_run_code_is_refused_and_runs_nothing(tmp_path: Path, 
 
 
 def test_damaged_pickle_is_one_sentence_wherever_it_is_damaged() -> None:
-    """In this process: hundreds of children take a minute, and tests/lockstep/test_read_apart.py has them."""
+    """In this process: hundreds of children take a minute, and tests/lockstep/test_hostile_files.py has them."""
     whole, seed = pickle.dumps(dump(entry(), entry(state="started")), protocol=2), 20260815
     print("seed", seed)
     choose, sentences = random.Random(seed), []

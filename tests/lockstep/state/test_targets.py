@@ -14,8 +14,8 @@ from lockstep.sealing import Keyring
 from lockstep.state.database import ControlDatabase, open_control
 from lockstep.state.documents import list_audit
 from lockstep.state.tables import ALERT_TARGETS
-from lockstep.state.target_documents import LostTarget
 from lockstep.state.targets import (
+    LostTarget,
     change_target,
     create_target,
     delete_target,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from lockstep.errors import BadInput
-from lockstep.plain_pickle import load_plain
+from lockstep.hostile_files import load_plain
 
 pytestmark = pytest.mark.usefixtures("tried_here")
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)

@@ -1,4 +1,8 @@
-"""Hostile pickles: those that may only hold plain data, and the guard for all that are read at all.
+"""Is a foreign file safe to read here? Pickles that may only hold plain data, and the guard for all that are read.
+
+A pickle of 149 bytes can name one tuple in another sixty times over and ask for its hash, which takes for ever; one
+that nests deeply overflows the stack. Neither can be caught in a process that has other work to do, so a child with
+little memory, time and stack reads each file first.
 
 Plain data are numbers, texts, lists, tuples and dictionaries, never code; planner.checkpoints reads torch's with the
 same guard. What would reserve memory beyond a file's length is refused before anything is unpickled.
@@ -9,16 +13,26 @@ expression walks through the bytes, and the garbage collector tells what all con
 
 import gc
 import io
+import os
 import pickle  # noqa: TID251  # here every class is refused
 import pickletools
 import re
+import resource
+import signal
+import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from lockstep.errors import BadInput
-from lockstep.read_apart import ReadLimits, check_apart, read_limited
+
+# Of a child that reads whatever file.
+_LONGEST_S = 600.0  # by the wall clock, on whatever machine
+_STACK_BYTES = 1 << 20  # an eighth of what threads of ours have, so that what passes the child passes here
+_MOST_TEXT = 500
 
 _CHILD_BYTES, _CHILD_CPU_S = 1 << 30, 5  # to begin with: Python alone takes 50 MiB and a tenth of a second
 _BYTES_PER_BYTE = 64  # an empty dictionary is one byte in a file; torch's `.metadata` takes 16
@@ -66,6 +80,57 @@ _NUMBER_BYTES = {
 }
 
 
+@dataclass(frozen=True)
+class ReadLimits:
+    """What a child may use to read a file."""
+
+    memory_bytes: int  # of address space, with Python's own
+    cpu_s: int
+
+
+def check_apart(name: str, module: str, arguments: Sequence[str], limits: ReadLimits, data: bytes = b"") -> None:
+    """Raise BadInput where a child cannot read the file of this name: with its own sentence, or with how it ended."""
+    command = [sys.executable, "-m", module, *arguments, str(limits.memory_bytes), str(limits.cpu_s)]
+    try:
+        done = subprocess.run(command, input=data, capture_output=True, timeout=_LONGEST_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise BadInput(f"{name}: reading it took more than {_LONGEST_S:.0f} s and was given up") from None
+    if done.returncode > 0:
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise BadInput((lines[-1] if lines else f"{name}: reading it ended with {done.returncode}")[:_MOST_TEXT])
+    if done.returncode < 0:
+        endings = {
+            signal.SIGXCPU: f"reading it takes more than {limits.cpu_s} s of CPU",
+            signal.SIGSEGV: "it is nested too deeply",
+        }
+        ended = signal.Signals(-done.returncode)
+        raise BadInput(f"{name}: {endings.get(ended, f'reading it ended by {ended.name}')}")
+
+
+def read_limited(read: Callable[[], object], memory_bytes: str, cpu_s: str) -> None:
+    """In the child: read within the limits, and end with 1 and a sentence on standard error where that fails."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (int(memory_bytes), int(memory_bytes)))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_s), int(cpu_s) + 1))
+    problems: list[str] = []
+
+    def run() -> None:
+        try:
+            read()
+        except MemoryError:
+            problems.append("it does not fit into memory")
+        except Exception as error:  # noqa: BLE001  # whoever asked raises it as what it is, or reads this
+            problems.append(str(error))
+
+    threading.stack_size(_STACK_BYTES)
+    reader = threading.Thread(target=run)
+    reader.start()
+    reader.join()
+    sys.stderr.write("".join(f"{problem}\n" for problem in problems))
+    sys.stderr.flush()
+    os._exit(1 if problems else 0)  # freeing what was read would take as long again
+
+
 class _PlainUnpickler(pickle.Unpickler):
     """Refuses every class and function: finding one is how a pickle runs code."""
 
@@ -95,7 +160,7 @@ def load_plain(name: str, data: bytes) -> object:
 def load_plain_all(files: Mapping[str, bytes]) -> dict[str, object]:
     """Return what each of some pickles holds; one child tries all of them: a job leaves a thousand."""
     if files:
-        _check_apart(files, "lockstep.plain_pickle")
+        _check_pickles_apart(files, "lockstep.hostile_files")
     return {name: _load_guarded(name, data, _load_plain) for name, data in files.items()}
 
 
@@ -104,11 +169,11 @@ def read_guarded(name: str, data: bytes, load: Callable[[bytes], object], module
 
     The module is one that does the same in a child, before it is done here.
     """
-    _check_apart({name: data}, module, *arguments)
+    _check_pickles_apart({name: data}, module, *arguments)
     return _load_guarded(name, data, load)
 
 
-def _check_apart(files: Mapping[str, bytes], module: str, *arguments: str) -> None:
+def _check_pickles_apart(files: Mapping[str, bytes], module: str, *arguments: str) -> None:
     """Raise BadInput about the file that a child cannot read, or that is too long."""
     for name, data in files.items():
         if len(data) > MOST_BYTES:
@@ -123,7 +188,7 @@ def _check_apart(files: Mapping[str, bytes], module: str, *arguments: str) -> No
         if len(files) == 1:
             raise
         for name, data in files.items():
-            _check_apart({name: data}, module, *arguments)
+            _check_pickles_apart({name: data}, module, *arguments)
 
 
 def _load_guarded(name: str, data: bytes, load: Callable[[bytes], object]) -> object:

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.host_paths import HostPaths, PathChoice
-from lockstep.queue_pair_file import write_queue_pairs
+from lockstep.host_paths import HostPaths, PathChoice, write_queue_pairs
 
 USUAL: dict[str, Any] = {  # Any: fields of several types
     "connection": "j/q0",

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from lockstep.errors import BadInput
-from lockstep.plain_pickle import load_plain, load_plain_all
+from lockstep.hostile_files import load_plain, load_plain_all
 from planner.checkpoints.torch_file import read_metadata, read_state
 from tests.tiers import long_except
 
@@ -25,7 +25,7 @@ def test_pickle_that_overflows_the_stack_is_refused(read: Callable[[str, bytes],
 def test_pickle_whose_key_takes_for_ever_is_refused(
     read: Callable[[str, bytes], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lockstep.plain_pickle._CHILD_CPU_S", 1)
+    monkeypatch.setattr("lockstep.hostile_files._CHILD_CPU_S", 1)
     with pytest.raises(BadInput, match=r"^dump: reading it takes more than 1 s of CPU$"):
         read("dump", DOUBLED)
 
@@ -34,8 +34,8 @@ def test_pickle_whose_key_takes_for_ever_is_refused(
 def test_pickle_that_unfolds_to_more_memory_than_its_length_allows_is_refused(
     read: Callable[[str, bytes], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lockstep.plain_pickle._CHILD_BYTES", 128 << 20)
-    monkeypatch.setattr("lockstep.plain_pickle._BYTES_PER_BYTE", 1)
+    monkeypatch.setattr("lockstep.hostile_files._CHILD_BYTES", 128 << 20)
+    monkeypatch.setattr("lockstep.hostile_files._BYTES_PER_BYTE", 1)
     with pytest.raises(BadInput, match="does not fit into memory"):
         read("dump", b"\x80\x02(" + b"}" * (4 << 20) + b"l.")
 
