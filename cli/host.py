@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from cli.setup import AsJson, configure_logging, out, settings_of
-from collector.check import Check, check_host
-from collector.join import join, leave
+from collector.host import Check, check_host, join, leave
 from lockstep.client.server import Server
 from lockstep.clock import SystemClock
 from lockstep.errors import LockstepError

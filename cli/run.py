@@ -8,17 +8,18 @@ from typing import Annotated
 import typer
 
 from cli.setup import err
-from collector.supervision import Ending, supervise
-from lockstep.clock import SystemClock
-from lockstep.supervision import (
+from collector.supervision import (
     REPORT_DIRECTORIES,
+    Ending,
     RunReport,
     clean,
     encode_report,
     find_exception,
     last_lines,
     membership,
+    supervise,
 )
+from lockstep.clock import SystemClock
 
 _NOT_FOUND, _NOT_STARTED = 127, 126  # as shells say it
 

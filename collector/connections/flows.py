@@ -17,7 +17,6 @@ import structlog
 from collector.connections.log_report import LogReport
 from collector.connections.processes import NcclProcess, network_namespace, socket_inodes
 from collector.connections.rows import BOTH, Flow, HostNics, network_transport
-from collector.kernel.change_log import ChangeLog
 from collector.kernel.inet_diag import MOST_SOCKETS, TcpSocket, address_text, list_tcp_sockets
 from collector.kernel.links import (
     ASK_ALL_ADDRESSES,
@@ -30,6 +29,7 @@ from collector.kernel.links import (
 )
 from collector.kernel.netlink import NETLINK_ROUTE, NetlinkSocket
 from collector.kernel.rdma import QueuePair, list_queue_pairs
+from collector.sources.source import ChangeLog
 from lockstep.errors import NotPresent
 from lockstep.records import Direction, Transport
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from collector.supervision import clean
 from lockstep.records import Direction
-from lockstep.supervision import clean
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from itertools import islice
 from pathlib import Path
 
 from collector.kernel.process import RingHolders, list_pids, read_environment, read_link, read_stat
-from collector.nccl.ownership import attempt_of, job_of, read_group
+from collector.nccl.finding import attempt_of, job_of, read_group
+from collector.supervision import Membership, membership
 from lockstep.errors import NotPresent
-from lockstep.supervision import Membership, membership
 
 _MAPS_BYTES = 8 << 20  # a rank of PyTorch has about one
 _MOST_FILES = 65_536  # open in one process

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collector.kernel.netlink import NETLINK_CONNECTOR, NetlinkSocket
+from collector.supervision import REPORT_DIRECTORIES, Membership, clean, membership
 from lockstep.errors import NotPresent
-from lockstep.supervision import REPORT_DIRECTORIES, Membership, clean, membership
 
 Environment = Mapping[str, str]
 

@@ -15,9 +15,8 @@ from collector.nccl.arrays import Array
 from collector.nccl.budget import WHOLE_SHARE, sampled_share
 from collector.nccl.communicators import Origin
 from collector.nccl.detail import Detail, KeptProcess, RankDetail, wanted_detail
-from collector.nccl.finding import FoundFile, RingDirectories
+from collector.nccl.finding import Claim, FoundFile, Owner, RingDirectories, find_gpu, find_owner, host_gpus
 from collector.nccl.host_aggregator import HostAggregator
-from collector.nccl.ownership import Claim, Owner, find_gpu, find_owner, host_gpus
 from collector.nccl.progress import Overdue, UsualTimes
 from collector.nccl.ringfile import Live, RingFile, open_ring
 from collector.nccl.snapshot import FileKey, FileMemory, Reading, Snapshot, take_reading

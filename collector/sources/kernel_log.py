@@ -16,9 +16,8 @@ from pathlib import Path
 
 import structlog
 
-from collector.kernel.change_log import ChangeLog
 from collector.sources.kernel_lines import Finding, Part, Record, load_xids, parse_records, read_line
-from collector.sources.source import EventReporter, Reading, filled_tables_of
+from collector.sources.source import ChangeLog, EventReporter, Reading, filled_tables_of
 from lockstep.batches import DetailRequest
 from lockstep.clock import NS_PER_S
 from lockstep.errors import NotPresent

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import structlog
 
-from collector.kernel.change_log import ChangeLog
 from collector.kernel.inet_diag import FlowWatch, NicFlows, TcpTable, read_tcp_table
 from collector.kernel.link_reader import KernelLinks, read_files, read_speed
 from collector.kernel.links import REQUIRED, Link, LinkSnapshot, Queue
-from collector.sources.source import EventReporter, PlainSource, Reading, tables_of
+from collector.sources.source import ChangeLog, EventReporter, PlainSource, Reading, tables_of
 from lockstep.batches import DetailRequest
 from lockstep.clock import NS_PER_S, Clock, SystemClock
 from lockstep.errors import NotPresent

@@ -25,12 +25,12 @@ from collector.nccl.snapshot import (
 )
 from collector.nccl.snapshot import Reading as RingReading
 from collector.sources.source import EventReporter, Reading, tables_of
+from collector.supervision import REPORT_DIRECTORIES
 from lockstep import wire
 from lockstep.batches import DetailRequest
 from lockstep.clock import NS_PER_S
 from lockstep.errors import NotPresent, RingNotReady
 from lockstep.records import PluginHealth
-from lockstep.supervision import REPORT_DIRECTORIES
 
 KEPT_BYTES = 32 << 20  # of the last minutes, packed; with Arrow and the rest the collector stays below 150 MB
 # Operations that take longer, or are overdue, do not hold back the watermark: what is still open shows in `progress`.

@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 
 import structlog
 
-from collector.kernel.change_log import ChangeLog
 from collector.probes.packets import Flow
 from collector.probes.paths import SILENT, AddressBook, Atlas, FlowPath, PathCatalogue, PathFinder, Remembered
 from collector.probes.schedule import (
@@ -30,7 +29,7 @@ from collector.probes.schedule import (
     shots_of,
 )
 from collector.probes.sockets import RawExchange
-from collector.sources.source import EventReporter, PlainSource, Reading, filled_tables_of
+from collector.sources.source import ChangeLog, EventReporter, PlainSource, Reading, filled_tables_of
 from lockstep.batches import DetailRequest
 from lockstep.clock import SystemClock
 from lockstep.errors import NotPresent

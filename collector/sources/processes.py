@@ -12,7 +12,6 @@ from typing import Protocol
 
 import structlog
 
-from collector.kernel.change_log import ChangeLog
 from collector.kernel.foreign_file import ForeignFile, check_directory
 from collector.kernel.process import (
     EndTimes,
@@ -25,12 +24,12 @@ from collector.kernel.process import (
     read_stat,
     read_wait_channel,
 )
-from collector.sources.source import EventReporter, PlainSource, Reading, filled_tables_of
+from collector.sources.source import ChangeLog, EventReporter, PlainSource, Reading, filled_tables_of
+from collector.supervision import REPORT_DIRECTORIES, REPORT_LIMIT_BYTES, Membership, RunReport, decode_report
 from lockstep.batches import DetailRequest
 from lockstep.clock import NS_PER_S
 from lockstep.errors import BadInput, BadRing, LockstepError, NotPresent
 from lockstep.records import Event
-from lockstep.supervision import REPORT_DIRECTORIES, REPORT_LIMIT_BYTES, Membership, RunReport, decode_report
 from lockstep.topology import host_name
 
 _log = structlog.get_logger("processes")

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import structlog
 
-from collector.kernel.change_log import ChangeLog
 from collector.kernel.rdma import RdmaPort, find_ports, read_port
-from collector.sources.source import EventReporter, PlainSource, Reading, tables_of
+from collector.sources.source import ChangeLog, EventReporter, PlainSource, Reading, tables_of
 from lockstep.batches import DetailRequest
 from lockstep.clock import NS_PER_S
 from lockstep.errors import NotPresent

@@ -1,4 +1,4 @@
-"""What a source is: something on this host that can be read again and again; and how it reports events."""
+"""What a source is: something that can be read again and again; and how it reports events and problems."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -97,3 +97,20 @@ def tables_of(**rows: Sequence[HostRecord]) -> dict[str, pa.Table]:
 def filled_tables_of(**rows: Sequence[HostRecord]) -> dict[str, pa.Table]:
     """Return the same without tables that have no row."""
     return tables_of(**{name: found for name, found in rows.items() if found})
+
+
+class ChangeLog:
+    """Logs a problem when it changes, not each time round; an empty problem means that all is well."""
+
+    def __init__(self, log: Any, level: str = "warning") -> None:  # Any: structlog's loggers have no common type
+        self._log, self._level = log, level
+        self._known: dict[tuple[object, ...], str] = {}
+
+    def note(self, message: str, problem: str, field: str = "problem", /, **about: object) -> None:
+        """Log `problem` as this field of the line; `about` says what it concerns."""
+        key = (message, *about.values())
+        if not problem:
+            self._known.pop(key, None)
+        elif self._known.get(key) != problem:
+            self._known[key] = problem
+            getattr(self._log, self._level)(message, **about, **{field: problem})

@@ -29,9 +29,8 @@ from typing import Any
 
 from families import Case, draw
 from lab import SharedGpu, base_environment, end_in_order
-from namespaces import NETWORKS, RankNetwork
+from namespaces import NETWORKS, RankNetwork, RoceCapture
 from record import record
-from roce_capture import Capture
 
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parents[1]
@@ -148,7 +147,7 @@ class Trial:
         plan = write_plan(folder, variant.ranks)
         began = time.monotonic()
         with RankNetwork(variant.ranks) as network:
-            capture = Capture(network)
+            capture = RoceCapture(network)
             ranks = [self._start(variant, rank, folder, plan, network) for rank in range(variant.ranks)]
             codes = self._wait(ranks, variant.timeout_s)
             wire = capture.close()

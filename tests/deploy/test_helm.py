@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from collector.supervision import REPORT_DIRECTORIES
 from lockstep import __version__
 from lockstep.sections import split_listen
-from lockstep.supervision import REPORT_DIRECTORIES
 from tests.conftest import REPO
 from tests.deploy.chart import (
     DIRECTORY,

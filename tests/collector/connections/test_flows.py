@@ -6,7 +6,7 @@ from structlog.testing import capture_logs
 
 from collector.connections.flows import Kernel, KernelView
 from collector.connections.processes import NcclProcess
-from lockstep.supervision import Membership
+from collector.supervision import Membership
 
 
 def process(pid: int) -> NcclProcess:

@@ -22,8 +22,8 @@ from collector.kernel.process import (
     read_membership,
     read_stat,
 )
+from collector.supervision import Membership
 from lockstep.errors import NotPresent
-from lockstep.supervision import Membership
 from tests.descriptors import open_descriptors
 from tests.waiting import eventually
 

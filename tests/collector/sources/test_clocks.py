@@ -16,29 +16,30 @@ from structlog.testing import capture_logs
 
 from collector.probes.paths import AddressBook
 from collector.sources import clock_exchange
-from collector.sources.clock_estimate import (
-    EXACT,
-    Estimate,
-    Exchange,
-    KernelClock,
-    choose_elders,
-    decode,
-    estimate_offset,
-    find_steering,
-    has_hardware_clock,
-    read_kernel_clock,
-)
 from collector.sources.clock_exchange import (
+    EXACT,
     MESSAGE_BYTES,
     MOST_APART_NS,
     ClockAsker,
     ClockGuard,
     ClockResponder,
     ClockWire,
+    Estimate,
+    Exchange,
     Reply,
+    choose_elders,
+    estimate_offset,
     open_stamped,
 )
-from collector.sources.clocks import ClockOptions, ClocksSource
+from collector.sources.clocks import (
+    ClockOptions,
+    ClocksSource,
+    KernelClock,
+    decode,
+    find_steering,
+    has_hardware_clock,
+    read_kernel_clock,
+)
 from lockstep.arrow import schema_of
 from lockstep.clock import NS_PER_S, SystemClock
 from lockstep.errors import NotPresent

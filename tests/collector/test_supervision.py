@@ -2,8 +2,7 @@
 
 import pytest
 
-from lockstep.errors import BadInput
-from lockstep.supervision import (
+from collector.supervision import (
     REPORT_LIMIT_BYTES,
     Membership,
     RunReport,
@@ -13,6 +12,7 @@ from lockstep.supervision import (
     find_exception,
     last_lines,
 )
+from lockstep.errors import BadInput
 from tests.builders import T0
 
 FRAME = '  File "train.py", line 7, in step\n    loss = model(batch)\n           ^^^^^^^^^^^^\n'
