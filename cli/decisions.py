@@ -11,7 +11,7 @@ from rich.table import Table as Picture
 from cli.client import DEFAULT_SERVER, Server, Token, ask, offer_decisions, send
 from cli.setup import AsJson, Why, out
 from lockstep.client import Client
-from lockstep.client.answers import DecisionFile
+from lockstep.client.client import DecisionFile
 from lockstep.clock import rfc3339
 from lockstep.decision import Decision, Option
 from lockstep.execution import OrderKind

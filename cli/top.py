@@ -17,7 +17,7 @@ from rich.text import Text
 from cli.client import DEFAULT_SERVER, Server, Token
 from cli.setup import out
 from lockstep.client import Client
-from lockstep.client.answers import AgentView, Condition, Job, ListedDecision, TrainingStep
+from lockstep.client.client import AgentView, Condition, Job, ListedDecision, TrainingStep
 from lockstep.clock import NS_PER_S, Clock, SystemClock, rfc3339
 from lockstep.decision import Decision
 from lockstep.errors import ServerRefused

@@ -22,8 +22,16 @@ from collector.kernel.foreign_file import ForeignFile, check_directory
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.config import trusted
 from lockstep.errors import BadInput, BadRing, LeaseLost, LockstepError
-from lockstep.host_paths import HostPaths, PathChoice, PathCount, write_queue_pairs
-from lockstep.path_file import OUTCOMES, parse_reports, read_plan, write_plan
+from lockstep.host_paths import (
+    OUTCOMES,
+    HostPaths,
+    PathChoice,
+    PathCount,
+    parse_reports,
+    read_plan,
+    write_plan,
+    write_queue_pairs,
+)
 
 _MOST_FILES = 4_096  # looked at; far more processes than a host has ranks
 _MOST_BYTES = 2 << 20  # of a file; the shim stops after half of that

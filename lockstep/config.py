@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from pydantic import Field, ValidationError
 
-from lockstep.alert_settings import AlertSettings
+from lockstep.alerts import AlertSettings
 from lockstep.errors import BadInput, BadSettings
 from lockstep.sections import (
     AnalyzerSettings,

@@ -1,4 +1,4 @@
-/* Reads the plan of connections: what lockstep/path_file.py describes, and nothing else. */
+/* Reads the plan of connections: what lockstep/host_paths.py describes, and nothing else. */
 #include "lines.h"
 
 #include <string.h>

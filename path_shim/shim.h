@@ -64,7 +64,7 @@ typedef bool lockstep_visit_fn(void *context, const struct lockstep_entry *entry
 
 /* Returns a descriptor of a plan, or -1 where there is none that may be read. Never waits for a FIFO's writer. */
 int lockstep_open_plan(const char *path);
-/* Reads the file from its start and visits its entries; returns whether all that was read is as path_file.py says. */
+/* Reads the file from its start and visits its entries; returns whether all that was read is as host_paths.py says. */
 bool lockstep_scan_plan(int fd, struct lockstep_header *header, lockstep_visit_fn *visit, void *context);
 
 /* --- agent.c --- */

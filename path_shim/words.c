@@ -1,4 +1,4 @@
-/* Numbers, ports and addresses as text, strictly: what one reader takes the other takes (lockstep/path_file.py). */
+/* Numbers, ports and addresses as text, strictly: what one reader takes the other takes (lockstep/host_paths.py). */
 #include "shim.h"
 
 #include <arpa/inet.h>

@@ -4,10 +4,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
+from lockstep.alerts import Alert
 from lockstep.clock import NS_PER_S, rfc3339
 from lockstep.decision import Decision
 from lockstep.execution import Execution
-from lockstep.notification import Alert
 from lockstep.verdict import Incident
 from lockstep.words import automation, between, by_hand, figure, headline, recommendation
 

@@ -12,9 +12,8 @@ from collections.abc import Iterable
 from api.alerts.formats import Sending, cut, headline, is_over
 from api.alerts.transport import Answer, Post, Reply, judge
 from importers.traces.alertmanager import OWN_LABEL
-from lockstep.alert_settings import Target
+from lockstep.alerts import Alert, Notification, Target, Thread
 from lockstep.clock import NS_PER_S, rfc3339
-from lockstep.notification import Alert, Notification, Thread
 
 Payload = dict[str, object]
 

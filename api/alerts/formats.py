@@ -12,10 +12,9 @@ from email.utils import format_datetime
 from typing import get_args
 
 from api.alerts.transport import Answer, Post, Reply, judge
-from lockstep.alert_settings import Target, decode_key
+from lockstep.alerts import Alert, Notification, Target, decode_key
 from lockstep.clock import NS_PER_S, rfc3339
 from lockstep.errors import BadInput
-from lockstep.notification import Alert, Notification
 from lockstep.verdict import Severity
 
 MOST_LISTED = 20  # alerts that a message lists; the page has the others

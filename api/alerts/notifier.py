@@ -22,11 +22,10 @@ from api.alerts.formats import (
     render_webhook,
 )
 from api.alerts.transport import Outside, Reply, judge, next_try_ns, send_mail, send_post
-from lockstep.alert_settings import AlertSettings, Target, TargetKind
+from lockstep.alerts import AlertSettings, Notification, Target, TargetKind, Thread
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.config import Settings, read_secret
 from lockstep.errors import BadInput, LockstepError
-from lockstep.notification import Notification, Thread
 from lockstep.state.database import ControlDatabase
 from lockstep.state.deliveries import (
     Delivery,

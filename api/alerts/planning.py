@@ -11,8 +11,7 @@ from fnmatch import fnmatchcase
 from typing import get_args
 
 from api.alerts.active import ActiveAlerts
-from lockstep.alert_settings import Family, Target
-from lockstep.notification import Alert, Notification, NotificationKind, Thread
+from lockstep.alerts import Alert, Family, Notification, NotificationKind, Target, Thread
 from lockstep.state.deliveries import Outgoing
 from lockstep.verdict import Severity
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import structlog
 
 from api.alerts.active import trouble_alert
+from lockstep.alerts import Alert
 from lockstep.clock import NS_PER_S
 from lockstep.errors import StoreError
-from lockstep.notification import Alert
 from lockstep.state.database import ControlDatabase, lease_ends
 from lockstep.state.deliveries import oldest_waiting
 from lockstep.state.tokens import expects_agents

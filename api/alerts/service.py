@@ -13,10 +13,9 @@ from api.alerts.planning import Known, plan_notifications
 from api.alerts.selfwatch import Patience, SelfWatch, Watched
 from api.alerts.transport import check_allowed
 from api.parts import Parts
-from lockstep.alert_settings import AlertSettings, Target
+from lockstep.alerts import AlertSettings, Target, Thread
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.errors import BadInput, NotPresent
-from lockstep.notification import Thread
 from lockstep.state.database import ControlDatabase, count_undelivered
 from lockstep.state.decisions import list_decisions, list_executions, list_orders
 from lockstep.state.deliveries import forget_deliveries, list_threads, oldest_waiting, resume_sending, save_round

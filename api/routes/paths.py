@@ -9,8 +9,7 @@ from api.auth import Agent, Reader, require_agent, require_reader
 from api.parts import Held, parts_of
 from api.query import KnownParameters
 from lockstep.errors import NotAllowed, NotPresent
-from lockstep.host_paths import HostPaths, PathCount
-from lockstep.path_file import dump_plan
+from lockstep.host_paths import HostPaths, PathCount, dump_plan
 from lockstep.state.fabric import list_path_counts, list_path_plans, newest_path_plan, paths_of_host
 from lockstep.state.fabric import save_path_count as save_count
 

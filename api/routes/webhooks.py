@@ -14,9 +14,8 @@ from api.alerts.transport import check_allowed
 from api.auth import Admin, Reader
 from api.parts import Held, Parts, parts_of
 from api.query import Cursor, KnownParameters, Limit, Page, add_link, cut_page, read_cursor
-from lockstep.alert_settings import Target
+from lockstep.alerts import Notification, Target
 from lockstep.errors import BadInput, NotPresent
-from lockstep.notification import Notification
 from lockstep.state.deliveries import Delivery, DeliveryState, Try, list_deliveries, replay_delivery
 from lockstep.state.documents import record
 from lockstep.state.targets import (

@@ -3,6 +3,9 @@
 with Client("http://127.0.0.1:8642", token) as lockstep:
     for incident in lockstep.incidents(state="open"):
         print(incident.verdict.reason)
+
+Of what a server answers, the fields are those that a program needs; a server may tell more, and what is not named
+here is left out.
 """
 
 import threading
@@ -14,25 +17,21 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, Field
 
-from lockstep.client.answers import (
-    AgentView,
-    Condition,
-    DecisionFile,
-    IncidentFile,
-    Job,
-    ListedDecision,
-    Matrix,
-    TrainingStep,
-)
 from lockstep.client.server import Event, Json, Query, Server, parse_events
 from lockstep.clock import Clock, SystemClock
 from lockstep.decision import Decision
 from lockstep.errors import ServerRefused
-from lockstep.execution import Execution, Isolated, Order, OrderKind, Outcome
+from lockstep.execution import Execution, ExecutionState, Isolated, Order, OrderKind, Outcome
 from lockstep.verdict import Frozen, Grade, Incident, Severity
 
+_API = "/api/v1"
+_PAGE = 500  # items of a page where all are wanted anyway: the most that a server gives
 _SILENCE_S = 60.0  # four times the server's sign of life: a connection that says nothing for longer is dead
 _PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)  # after each failure in a row; the last one stays
+
+Watch = Callable[[int], None]  # is told how many bytes there are so far
+M = TypeVar("M", bound=BaseModel)
+Condition = Literal["running", "slow", "hung", "crashed", "unseen", "ended"]
 
 _THINGS: dict[str, type[Incident] | type[Decision] | type[Execution]] = {
     "incident": Incident,
@@ -41,19 +40,103 @@ _THINGS: dict[str, type[Incident] | type[Decision] | type[Execution]] = {
 }
 
 
+class Job(Frozen):
+    """One attempt of a job, and how it is."""
+
+    job: str
+    attempt: int = 0
+    condition: Condition
+    because: str = Field("", description="the sentence of the verdict behind the condition; empty: there is none")
+    ranks: int
+    hosts: int
+    first_ns: int
+    last_ns: int = Field(description="last sign of life")
+    step: int | None = Field(None, description="newest known training step")
+    step_s: float | None = Field(None, description="median of its newest steps in seconds")
+    incidents: tuple[str, ...] = Field((), description="ids of its open incidents")
+
+
+class TrainingStep(Frozen):
+    """One training step of a job over all ranks that tell of it."""
+
+    attempt: int = 0
+    step: int
+    start_ns: int
+    end_ns: int
+    step_s: float = Field(description="of the slowest rank, in seconds")
+    slowest_rank: int
+
+
+class AgentView(Frozen):
+    """The collector of a host, as of its last heartbeat."""
+
+    host: str
+    version: str
+    is_silent: bool
+    missing: tuple[str, ...] = Field((), description="sources without readings and since when, a sentence each")
+    last_seen_ns: int
+    lag_s: float = Field(description="how far what it has sent is behind its last heartbeat")
+    dropped: int = Field(description="rows lost since its start")
+    dropped_lately: int = Field(0, description="of these, in the last five minutes")
+    spool_bytes: int
+
+
+class Seat(Frozen):
+    """A rank and where it runs."""
+
+    rank: int
+    host: str
+    gpu: int | None = None
+
+
+class Cells(Frozen):
+    """The cells of a matrix that are known, as parallel columns."""
+
+    src: tuple[int, ...] = Field(description="places of the senders in `ranks`")
+    dst: tuple[int, ...] = Field(description="places of the receivers in `ranks`")
+    ms: tuple[float, ...] = Field(description="delays in the unit of the matrix")
+
+
+class Matrix(Frozen):
+    """The delay matrix of a job, or of one of its communicators."""
+
+    job: str
+    attempt: int = 0
+    comm: str | None = Field(None, description="id in decimal; None: all communicators together")
+    from_ns: int
+    to_ns: int
+    ranks: tuple[Seat, ...]
+    cells: Cells
+    usual_ms: float | None = None
+    unit: str
+
+
+class IncidentFile(Incident):
+    """An incident with what it turned out to be and the decisions on it."""
+
+    outcome: Outcome | None = Field(None, description="as somebody confirmed it; None: nobody has so far")
+    decisions: tuple[Decision, ...] = ()
+
+
+class ListedDecision(Decision):
+    """A decision, and how far it was carried out."""
+
+    execution: ExecutionState | None = Field(None, description="None: nothing was done")
+
+
+class DecisionFile(Decision):
+    """A decision with what persons said to it and every step that was done."""
+
+    orders: tuple[Order, ...] = ()
+    execution: Execution | None = None
+
+
 class Notification(Frozen):
     """Something that changed."""
 
     id: str = Field(description="where to go on after it")
     kind: str = Field(description="such as incident.opened, incident.closed, decision.made, execution.changed")
     thing: Incident | Decision | Execution = Field(description="as it is now")
-
-
-Watch = Callable[[int], None]  # is told how many bytes there are so far
-M = TypeVar("M", bound=BaseModel)
-
-_API = "/api/v1"
-_PAGE = 500  # items of a page where all are wanted anyway: the most that a server gives
 
 
 class Client:

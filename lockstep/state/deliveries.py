@@ -7,8 +7,8 @@ from typing import Any, Literal
 from pydantic import Field
 from sqlalchemy import Connection, Row, delete, func, or_, select, update
 
+from lockstep.alerts import Notification, Thread
 from lockstep.errors import BadInput, NotPresent
-from lockstep.notification import Notification, Thread
 from lockstep.state.database import ControlDatabase
 from lockstep.state.documents import (
     check_limit,

@@ -10,7 +10,7 @@ import structlog
 from pydantic import Field, ValidationError, model_validator
 from sqlalchemy import Connection, delete, func, insert, select, update
 
-from lockstep.alert_settings import MOST_TARGETS, Target
+from lockstep.alerts import MOST_TARGETS, Target
 from lockstep.errors import BadInput, NotPresent, SealBroken, StoreVersionMismatch
 from lockstep.state.database import ControlDatabase, Keys
 from lockstep.state.documents import insert_into, read_by_id, read_document, record_within, row_of, write_over

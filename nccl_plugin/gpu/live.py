@@ -25,10 +25,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import Queue
 
-from families import HANG, SLOW
 from lab import SharedGpu, end_in_order
 from live_site import HOSTS, NIC_BYTES_PER_S, RANKS, Site
 from namespaces import RankNetwork
+from record import HANG, SLOW
 
 HERE = Path(__file__).resolve().parent
 SLOW_BYTES_PER_S = NIC_BYTES_PER_S // 3

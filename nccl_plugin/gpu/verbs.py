@@ -27,10 +27,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from families import Case, draw
 from lab import SharedGpu, base_environment, end_in_order
 from namespaces import NETWORKS, RankNetwork, RoceCapture
-from record import record
+from record import Case, draw, record
 
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parents[1]

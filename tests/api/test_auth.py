@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from api.auth import SESSION_COOKIE
 from api.middleware import SECURITY_HEADERS
-from lockstep.alert_settings import AlertSettings
+from lockstep.alerts import AlertSettings
 from lockstep.config import Settings
 from lockstep.sections import ApiSettings
 from lockstep.state.decisions import save_decisions, save_isolated

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from api import metrics as metrics_module
 from api.metrics import ENDED_S, FRESH_S, SystemMetrics
 from lockstep import __version__
-from lockstep.alert_settings import AlertSettings
+from lockstep.alerts import AlertSettings
 from lockstep.clock import NS_PER_S, ManualClock
 from lockstep.config import Settings
 from lockstep.errors import ControlAway

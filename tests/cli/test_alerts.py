@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.alert_settings import AlertSettings
+from lockstep.alerts import AlertSettings
 from lockstep.config import Settings
 from lockstep.state.deliveries import Outgoing, list_deliveries, save_round
 from lockstep.state.documents import list_audit

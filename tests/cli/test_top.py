@@ -15,7 +15,7 @@ from rich.console import Console, RenderableType
 
 from cli.top import choose_jobs, draw_bars, find_ailing, find_slowness, find_trend, find_waiting, watch
 from lockstep.client import Client
-from lockstep.client.answers import AgentView, Job, ListedDecision
+from lockstep.client.client import AgentView, Job, ListedDecision
 from lockstep.clock import ManualClock
 from lockstep.decision import Mode
 from lockstep.errors import ServerRefused

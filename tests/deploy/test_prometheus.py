@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from api.alerts.alertmanager import NAMES, TEST, WATCHDOG
 from collector.metrics import serve_metrics
 from importers.traces.alertmanager import OWN_LABEL
-from lockstep.alert_settings import AlertSettings
+from lockstep.alerts import AlertSettings
 from lockstep.config import Settings
 from lockstep.state.incidents import note_jobs
 from lockstep.store.migrations import Layout, migrate

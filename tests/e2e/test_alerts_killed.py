@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from lockstep.alert_settings import Target
+from lockstep.alerts import Target
 from lockstep.clock import SystemClock
 from lockstep.sealing import Keyring
 from lockstep.state.database import ControlDatabase, open_control

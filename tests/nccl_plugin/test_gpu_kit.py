@@ -63,10 +63,10 @@ def test_every_setting_that_the_kit_gives_is_one_that_is_read() -> None:
 
 
 def test_every_word_of_the_plans_is_one_that_the_rank_program_plays(tmp_path: Path) -> None:
-    overhead, load, traces = module("overhead"), module("load"), module("traces")
+    overhead, kit, traces = module("overhead"), module("kit"), module("traces")
     experiment = experiment_of(["none"])
     planned = overhead.words_of(experiment, {"none": Path("libnccl.so.2")}, 0, tmp_path, pair=0, rounds=1)
-    planned += [*load.MIXED_WORDS, "train=1:2:3:4:5"]
+    planned += [*kit.MIXED_WORDS, "train=1:2:3:4:5"]
     planned += [scenario.word for scenario in traces.SCENARIOS if scenario.word]
     known = set(re.findall(r'"(\w+)"', (KIT / "rank.c").read_text()))
     assert {word.partition("=")[0] for word in planned} - known == set()
@@ -182,7 +182,7 @@ def test_ring_file_of_the_plugin_is_read_as_the_job_was(ring_path: Path) -> None
 def test_load_test_names_calls_and_levels_that_were_not_asked_for_and_half_a_file(
     ring_path: Path, tmp_path: Path
 ) -> None:
-    rings, complaints_about = module("rings"), module("load").complaints_about
+    rings, complaints_about = module("rings"), module("kit").complaints_about
     ring, made = rings.read_ring(ring_path), {"AllReduce": OPERATIONS}
     assert complaints_about("trace", ring, made) == []
     assert complaints_about("trace", ring, made | {"Send": 2}) == ["0 Send enqueued of 2"]
@@ -223,9 +223,9 @@ def test_follower_keeps_every_record_once_and_counts_what_it_came_too_late_for(r
 
 
 def test_recorded_cases_are_drawn_from_a_seed_with_half_of_the_families_kept_aside() -> None:
-    families = module("families")
-    cases = families.draw(7, takes=2)
-    assert cases == families.draw(7, takes=2) != families.draw(8, takes=2)
+    gpu_record = module("record")
+    cases = gpu_record.draw(7, takes=2)
+    assert cases == gpu_record.draw(7, takes=2) != gpu_record.draw(8, takes=2)
     assert len({case.name for case in cases}) == len(cases)
     for is_ill in (False, True):
         parts = [
@@ -235,7 +235,7 @@ def test_recorded_cases_are_drawn_from_a_seed_with_half_of_the_families_kept_asi
         assert not parts[0] & parts[1]
         assert abs(len(parts[0]) - len(parts[1])) <= 1
     for case in cases:
-        truth = families.truth_of(case, onset_ns=5, epoch_ns=2)
+        truth = gpu_record.truth_of(case, onset_ns=5, epoch_ns=2)
         assert bool(truth) == bool(case.fault)
         assert all(f"h{case.rank}" in part["component"] or part["component"] == f"rank:{case.rank}" for part in truth)
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from lockstep.errors import NotPresent
-from lockstep.path_file import PathEntry, PathPlan, PathReport, read_reports, write_plan
+from lockstep.host_paths import PathEntry, PathPlan, PathReport, read_reports, write_plan
 from tests.testbed.paths.shim import LIBRARY, ShimFiles, build
 from tests.testbed.services import free_port
 from tests.waiting import LIMIT_S

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.path_file import PathEntry
+from lockstep.host_paths import PathEntry
 from tests.path_shim.playing import Stage, stage
 
 ONE = "tell(local(connect(int(sys.argv[1]))))"

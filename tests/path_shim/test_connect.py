@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.path_file import MOST_BYTES, PathEntry
+from lockstep.host_paths import MOST_BYTES, PathEntry
 from tests.path_shim.playing import Stage, stage
 
 ONE = "tell(local(connect(int(sys.argv[1]))))"

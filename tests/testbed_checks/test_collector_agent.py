@@ -10,8 +10,7 @@ import pytest
 
 from lockstep.clock import NS_PER_S, SystemClock
 from lockstep.fabrics import FabricOptions, leaf_spine
-from lockstep.host_paths import PathChoice, PathSummary
-from lockstep.path_file import PathReport, read_plan, read_reports
+from lockstep.host_paths import PathChoice, PathReport, PathSummary, read_plan, read_reports
 from lockstep.state.fabric import list_path_counts, save_path_plan
 from lockstep.state.leases import take_lease
 from tests.testbed.fabric.building import build_fabric

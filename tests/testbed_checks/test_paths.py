@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.path_file import read_plan, read_reports
+from lockstep.host_paths import read_plan, read_reports
 from lockstep.topology import Topology, TopologyIndex
 from tests.testbed.fabric.fabric import Flow
 from tests.testbed.paths.cut_trials import CutOptions, LinkCut, run_cuts

@@ -13,8 +13,7 @@ import pytest
 from collector.sources.rdma import RdmaSource
 from lockstep.errors import NotPresent
 from lockstep.fabrics import FabricOptions, leaf_spine
-from lockstep.host_paths import HostPaths, PathChoice, write_queue_pairs
-from lockstep.path_file import read_reports
+from lockstep.host_paths import HostPaths, PathChoice, read_reports, write_queue_pairs
 from tests.testbed.fabric.building import build_fabric
 from tests.testbed.fabric.fabric import Fabric
 from tests.testbed.fabric.management import find_interface

@@ -12,9 +12,8 @@ from api.alerts.notifier import DeliveryCounts, Notifier
 from api.alerts.selfwatch import Watched
 from api.alerts.service import AlertService
 from api.alerts.transport import Outside
-from lockstep.alert_settings import AlertSettings, Target
+from lockstep.alerts import Alert, AlertSettings, Notification, Target
 from lockstep.clock import NS_PER_S, ManualClock, SystemClock
-from lockstep.notification import Alert, Notification
 from lockstep.state.database import ControlDatabase
 from lockstep.state.incidents import save_incidents
 from lockstep.verdict import Incident

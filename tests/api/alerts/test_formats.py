@@ -23,10 +23,9 @@ from api.alerts.formats import (
 )
 from api.alerts.transport import Answer, Post
 from importers.traces.alertmanager import check_notification, statements_of
-from lockstep.alert_settings import decode_key
+from lockstep.alerts import Thread, decode_key
 from lockstep.clock import SystemClock
 from lockstep.errors import BadInput
-from lockstep.notification import Thread
 from tests.api.alerts.build import SECRET, after, make_alert, make_notification, target
 from tests.builders import T0
 

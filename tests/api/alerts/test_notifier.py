@@ -6,7 +6,7 @@ import pytest
 
 from api.alerts.notifier import Notifier, read_secrets, without_secrets
 from api.alerts.transport import Outside
-from lockstep.alert_settings import AlertSettings, Target
+from lockstep.alerts import AlertSettings, Target
 from lockstep.clock import SystemClock
 from lockstep.errors import BadInput
 from lockstep.state.deliveries import list_deliveries

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from api.alerts.active import ACTION_NS, ActiveAlerts, find_active, trouble_alert
 from api.alerts.planning import MOST_DOUBLINGS, Known, Plan, is_notable, patience_ns, plan_notifications, wants
-from lockstep.alert_settings import Target
+from lockstep.alerts import Alert, Target, Thread
 from lockstep.decision import Decision
 from lockstep.execution import Execution
-from lockstep.notification import Alert, Thread
 from lockstep.verdict import Impact, Incident
 from tests.api.alerts.build import after, fault, make_alert, target
 from tests.builders import T0

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from api.alerts.notifier import DeliveryCounts
 from api.alerts.selfwatch import Agents, Facts, Patience, Watched, find_troubles, gather_facts, have_all_ended
 from api.alerts.service import MOST_NAMED, QueueFigures, Receiver, read_queue
-from lockstep.alert_settings import AlertSettings
+from lockstep.alerts import AlertSettings
 from lockstep.execution import Order
 from lockstep.records import Agent
 from lockstep.state.database import ControlDatabase

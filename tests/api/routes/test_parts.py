@@ -4,8 +4,7 @@ from pathlib import Path
 
 from lockstep.config import Settings
 from lockstep.fabrics import leaf_spine
-from lockstep.host_paths import PathChoice, PathSummary
-from lockstep.path_file import parse_plan
+from lockstep.host_paths import PathChoice, PathSummary, parse_plan
 from lockstep.sections import PlannerSettings
 from lockstep.state.fabric import publish_topology, save_path_plan
 from lockstep.state.incidents import save_incidents

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.alert_settings import AlertSettings, Target
+from lockstep.alerts import AlertSettings, Target
 from lockstep.config import Settings
 from lockstep.state.deliveries import Outgoing, save_round
 from lockstep.state.documents import list_audit

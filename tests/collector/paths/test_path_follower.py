@@ -10,8 +10,7 @@ import pytest
 from collector.path_follower import PathFollower, PathReports, make_client
 from lockstep.clock import SystemClock
 from lockstep.errors import BadInput
-from lockstep.host_paths import HostPaths, PathChoice, PathCount
-from lockstep.path_file import read_plan
+from lockstep.host_paths import HostPaths, PathChoice, PathCount, read_plan
 from tests.builders import SECOND
 
 

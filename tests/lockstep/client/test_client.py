@@ -10,7 +10,7 @@ from api.views import hosts, incidents, jobs, matrix
 from lockstep import __version__
 from lockstep.capture.files import read_capture
 from lockstep.client import Client
-from lockstep.client.answers import AgentView, Cells, IncidentFile, Job, Matrix, Seat, TrainingStep
+from lockstep.client.client import AgentView, Cells, IncidentFile, Job, Matrix, Seat, TrainingStep
 from lockstep.errors import ServerRefused
 from lockstep.state.decisions import list_orders, list_outcomes, save_decisions
 from lockstep.state.incidents import save_incidents

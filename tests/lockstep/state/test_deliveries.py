@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from lockstep.alerts import Alert, Notification, Thread
 from lockstep.errors import BadInput, LeaseLost, NotPresent
-from lockstep.notification import Alert, Notification, Thread
 from lockstep.state.database import ControlDatabase
 from lockstep.state.deliveries import (
     Delivery,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, update
 
-from lockstep.alert_settings import Target
+from lockstep.alerts import Target
 from lockstep.errors import BadInput, NotPresent, SealBroken, StoreVersionMismatch
 from lockstep.sealing import Keyring
 from lockstep.state.database import ControlDatabase, open_control

@@ -16,7 +16,7 @@ from collector.probes.paths import AddressBook, addresses_in
 from collector.probes.sockets import RawExchange
 from lockstep.clock import SystemClock
 from lockstep.errors import LockstepError
-from lockstep.path_file import PathEntry
+from lockstep.host_paths import PathEntry
 from lockstep.topology import Link, Topology, TopologyIndex, split_end
 from planner.paths.flows import Flow
 from planner.paths.network import build_network

@@ -14,7 +14,7 @@ from statistics import median
 
 from collector.path_ports import VERSION, AnswerServer, listen, write_ports
 from lockstep.errors import LockstepError
-from lockstep.path_file import PathEntry, PathPlan, read_reports, write_plan
+from lockstep.host_paths import PathEntry, PathPlan, read_reports, write_plan
 from simulator.faults import parse_fault
 from tests.testbed.fabric.building import build_fabric
 from tests.testbed.fabric.fabric import Fabric

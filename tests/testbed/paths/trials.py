@@ -10,7 +10,7 @@ from random import Random
 from statistics import median
 
 from lockstep.fabrics import FabricOptions, leaf_spine
-from lockstep.path_file import PathEntry, PathPlan, read_reports, write_plan
+from lockstep.host_paths import PathEntry, PathPlan, read_reports, write_plan
 from lockstep.topology import Topology
 from tests.testbed.fabric.building import build_fabric
 from tests.testbed.fabric.fabric import Fabric

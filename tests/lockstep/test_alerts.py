@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from lockstep.alert_settings import AlertSettings, Target
+from lockstep.alerts import AlertSettings, Target
 from lockstep.config import load_settings
 from lockstep.errors import BadSettings
 

@@ -1,4 +1,4 @@
-"""Who is alerted when something happens: receivers of alerts, and the section [alerts] of the settings file."""
+"""Alerts: who gets them, by the section [alerts] of the settings file, and what they are told."""
 
 import base64
 import binascii
@@ -11,10 +11,24 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, model_validator
 
 from lockstep.sections import Section
-from lockstep.verdict import Grade, Severity
+from lockstep.verdict import Frozen, Grade, Severity
 
 TargetKind = Literal["webhook", "alertmanager", "slack", "pagerduty", "email"]
 Family = Literal["incident", "decision", "action", "lockstep"]
+NotificationKind = Literal[
+    "incident.opened",
+    "incident.updated",
+    "incident.closed",
+    "decision.proposed",
+    "decision.settled",
+    "action.executed",
+    "action.failed",
+    "action.undone",
+    "action.settled",
+    "lockstep.troubled",
+    "lockstep.recovered",
+    "lockstep.test",
+]
 
 PAGERDUTY_URL = "https://events.pagerduty.com/v2/enqueue"
 MOST_TARGETS = 64  # each has a thread of its own while it is sent to
@@ -138,6 +152,52 @@ class AlertSettings(Section):
         if open_ones := [target.name for target in self.targets if target.secrets]:
             raise ValueError(f"the secret of {open_ones[0]} belongs into a file: secret_files")
         return self
+
+
+class Alert(Frozen):
+    """One thing a person must know: an incident, a proposal, an action, or a trouble of Lockstep itself."""
+
+    subject: str = Field(description="the incident's id; others have their family before it, such as action:d1")
+    family: Family
+    job: str = Field(description="empty: of no job")
+    component: str
+    fault_class: str = Field(description="class of the verdict; `lockstep` for troubles of our own")
+    grade: Grade = Field(description="how sure it is")
+    severity: Severity = Field("warning", description="how bad it is")
+    mark: str = Field(description="what a person must know of it; a change of it is worth a notification")
+    since_ns: int
+    slowdown: float | None = Field(None, description="of an incident: step time now over before; None: unknown")
+    headline: str
+    reason: str
+    facts: dict[str, str] = Field(default_factory=dict, description="figures for people, by what they are")
+    link: str = Field("", description="path of the page that has more")
+
+
+class Notification(Frozen):
+    """One message to one receiver; its id is the same at each try."""
+
+    id: str
+    kind: NotificationKind
+    key: str = Field(description="by which a receiver knows what belongs together: the (first) incident's id")
+    ts_ns: int
+    alerts: tuple[Alert, ...] = Field(min_length=1)
+    before: Alert | None = Field(None, description="of an update: what was last reported")
+
+
+class Thread(Frozen):
+    """What a receiver knows of an alert so far."""
+
+    target: str
+    subject: str
+    key: str
+    number: int = Field(ge=0, description="messages so far")
+    reported_ns: int
+    is_over: bool = False
+    alert: Alert = Field(description="as it was last reported")
+
+    @property
+    def id(self) -> str:
+        return f"{self.target}/{self.subject}"
 
 
 def _check_url(target: Target) -> None:
