@@ -249,14 +249,11 @@ class SentRows:
         chosen = fitting[:limit]
         self.has_more = len(chosen) < len(changed)
         self._sent.update({key: worth[key] for key in chosen})
-        self._count(rows, len(changed) - len(fitting))
-        return [rows[key] for key in chosen]
-
-    def _count(self, rows: Mapping[Key, Connection], refused: int) -> None:
-        """Count the rows without room; they come again each time, and count once."""
-        for process in {key[:2] for key in rows}:
+        refused = len(changed) - len(fitting)
+        for process in {key[:2] for key in rows}:  # rows without room come again each time, and count once
             self._lost += max(refused - self._refused.get(process, 0), 0)
             self._refused[process] = refused
+        return [rows[key] for key in chosen]
 
     def pop_lost(self) -> int:
         """Return how many connections found no room since the last time."""

@@ -30,9 +30,8 @@ _ONLY_RESETS = ((0xB1, 0, 0, 0), (0x50, 0, 0, 13), (0x45, 0, 1, 4), (0x06, 0, 0,
 class RawExchange:
     """Sends shots and returns their answers; one per network namespace, used by one thread."""
 
-    def __init__(self, clock: Clock, timeout_s: float = 0.5, root: Path = Path("/")) -> None:
+    def __init__(self, clock: Clock, timeout_s: float = 0.5) -> None:
         self._clock, self._timeout_ns = clock, int(timeout_s * NS_PER_S)
-        self._root = root
         self._senders: dict[tuple[str, str], socket.socket] = {}  # by NIC and its address
         self.fault = ""  # why packets could not be sent in the last batch
 
@@ -75,7 +74,7 @@ class RawExchange:
         if (nic, source) not in self._senders:
             sender = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
             try:
-                interface = find_interface(nic, self._root)
+                interface = find_interface(nic, Path("/"))
                 sender.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
                 sender.bind((source, 0))
             except OSError:

@@ -114,17 +114,18 @@ def guid_key(text: str) -> str | None:
     return min(value, value[::-1]).hex()
 
 
-def in_words(names: Iterable[str], most: int = 3) -> str:
+def in_words(names: Iterable[str]) -> str:
     """Return a few names and how many more there are.
 
     >>> in_words(["a", "b", "c", "d", "e"])
     'a, b, c and 2 more'
     """
     listed = list(names)
-    more = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return ", ".join(listed[:most]) + more
+    more = f" and {len(listed) - _MOST_NAMES} more" if len(listed) > _MOST_NAMES else ""
+    return ", ".join(listed[:_MOST_NAMES]) + more
 
 
+_MOST_NAMES = 3  # in a sentence
 _MOST_DEPTH = 200  # nobody nests deeper; Python stops at 1,000 calls
 _MOST_PARTS = 1 << 18  # elements of an XML file: a host has some hundred
 

@@ -232,7 +232,7 @@ def parse_flight_recorder(files: Mapping[str, bytes], job: str) -> Reading:
     held = load_plain_all({name: data for name, data in files.items() if not is_json[name]})
     held |= {name: parse_json(name, data) for name, data in files.items() if is_json[name]}
     dumps = [_parse(name, rank, held[name], known) for name, rank in ranks.items()]
-    refuse_twice(((dump.rank, dump.file) for dump in dumps), "rank")
+    refuse_twice((dump.rank, dump.file) for dump in dumps)
     timestamps = [entry.time_created_ns for dump in dumps for entry in dump.dump.entries]
     if not timestamps:
         raise BadInput(f"{', '.join(files)}: no dump has an entry, so that nothing tells when this was")

@@ -86,13 +86,13 @@ class Operation:
 def parse_kineto(files: Iterable[tuple[str, Iterable[bytes]]], job: str) -> Reading:
     """Return communicators and operations of the ranks whose traces, name and bytes, these are."""
     reading = Reading()
-    ranks: list[tuple[object, str]] = []
+    ranks: list[tuple[int, str]] = []
     for name, pieces in files:
         trace = read_kineto(name, pieces)
         if trace.info is None:
             raise BadInput(f"{name}: distributedInfo is missing, so that nothing tells of which rank it is")
         ranks.append((trace.info.rank, name))
-        refuse_twice(ranks, "rank")
+        refuse_twice(ranks)
         _add_rank(reading, trace, trace.info, job)
     return reading
 

@@ -90,13 +90,13 @@ def validated(kind: type[Kind], value: object, location: str, context: Any = Non
         raise BadInput(f"{location}: {first_problem(error)}") from None
 
 
-def refuse_twice(names: Iterable[tuple[object, str]], what: str) -> None:
-    """Raise BadInput when two files say that they are the same thing."""
-    seen: dict[object, str] = {}
-    for thing, name in names:
-        if thing in seen:
-            raise BadInput(f"{name}: is of {what} {thing}, and so is {seen[thing]}")
-        seen[thing] = name
+def refuse_twice(ranks: Iterable[tuple[int, str]]) -> None:
+    """Raise BadInput when two files say that they are of the same rank."""
+    seen: dict[int, str] = {}
+    for rank, name in ranks:
+        if rank in seen:
+            raise BadInput(f"{name}: is of rank {rank}, and so is {seen[rank]}")
+        seen[rank] = name
 
 
 def count_sentences(unread: Mapping[str, int]) -> list[str]:

@@ -18,7 +18,7 @@ from pydantic_core import from_json
 
 from lockstep.arrow import conform, find_duplicate, schema_of
 from lockstep.errors import BadCapture, BadInput, BadRows, BadTopology
-from lockstep.tables import TABLE_BY_NAME, TABLES, Table
+from lockstep.tables import TABLES, Table
 from lockstep.topology import Topology, dump_topology, parse_topology
 from lockstep.verdict import Frozen, Verdict
 
@@ -110,7 +110,8 @@ def pack(directory: Path, archive: Path) -> None:
         ):
             for file in sorted(directory.iterdir(), key=lambda file: (file.name != INFO_FILE, file.name)):
                 tar.add(file, arcname=file.name, filter=_anonymous)
-        _sync(partial)
+        with open(partial, "rb") as written:
+            os.fsync(written.fileno())
         partial.replace(archive)
     finally:
         partial.unlink(missing_ok=True)
@@ -207,11 +208,6 @@ def _copy(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
         shutil.copyfileobj(source, sink)
     if target.stat().st_size != member.size:
         raise BadCapture("ends in the middle of the file", file=member.name)
-
-
-def _sync(file: Path) -> None:
-    with open(file, "rb") as written:
-        os.fsync(written.fileno())
 
 
 MAX_TEXT_BYTES = 256 << 20  # the topology of the largest clusters has tens of MiB
@@ -350,14 +346,6 @@ class CaptureWriter:
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
-
-
-def write_capture(path: Path, capture: Capture, verdicts: Sequence[Verdict] | None = None) -> None:
-    """Write a capture that is in memory."""
-    with CaptureWriter(path) as writer:
-        for name, rows in capture.tables.items():
-            writer.write(TABLE_BY_NAME[name], rows)
-        writer.finish(capture.info, capture.topology, verdicts)
 
 
 def _refuse_to_overwrite(path: Path) -> None:

@@ -1,7 +1,6 @@
 """One Lockstep server over HTTP: its address, a token, and every refusal as one exception with one sentence."""
 
 import os
-import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,8 +32,9 @@ class Server:
             raise BadInput("a token is plain ASCII; this one is not")
         self.url = url
         headers = {"Authorization": f"Bearer {token}"} if token else {}
+        named = ca_file or os.environ.get("LOCKSTEP_CA_FILE")
         try:
-            context = _trust(ca_file) if url.startswith("https:") else False
+            context = trusted(Path(named) if named else None) if url.startswith("https:") else False
             self._http = httpx.Client(
                 base_url=url, timeout=timeout_s, headers=headers, trust_env=False, verify=context
             )
@@ -121,11 +121,6 @@ class Server:
         lacks = answer.status_code == _UNKNOWN and "Authorization" not in answer.request.headers
         way_out = "; set LOCKSTEP_TOKEN (`lockstep token create NAME --scope read`)" if lacks else ""
         return ServerRefused(f"{self.url}: {detail}{way_out}", answer.status_code, kind=kind, detail=detail)
-
-
-def _trust(ca_file: Path | None) -> ssl.SSLContext:
-    named = ca_file or os.environ.get("LOCKSTEP_CA_FILE")
-    return trusted(Path(named) if named else None)
 
 
 @dataclass(frozen=True, slots=True)

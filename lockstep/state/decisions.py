@@ -44,16 +44,11 @@ def save_decisions(db: ControlDatabase, decisions: Sequence[Decision], lease: Le
 
 
 def list_decisions(
-    db: ControlDatabase,
-    *,
-    incident: str | None = None,
-    job: str | None = None,
-    limit: int = 100,
-    before: tuple[int, str] | None = None,
+    db: ControlDatabase, *, incident: str | None = None, job: str | None = None, limit: int = 100
 ) -> list[Decision]:
-    """Return the newest decisions first; `before` is (created_ns, id) of the last one of the page above."""
+    """Return the newest decisions first."""
     query = matching(select(DECISIONS.c.document), (DECISIONS.c.incident, incident), (DECISIONS.c.job, job))
-    return read_all(db, Decision, newest_first(query, DECISIONS.c.created_ns, DECISIONS.c.id, limit, before))
+    return read_all(db, Decision, newest_first(query, DECISIONS.c.created_ns, DECISIONS.c.id, limit))
 
 
 def get_decision(db: ControlDatabase, decision_id: str) -> Decision:
@@ -105,12 +100,10 @@ def unfinished_executions(db: ControlDatabase) -> list[Execution]:
     return read_all(db, Execution, query.order_by(EXECUTIONS.c.began_ns, EXECUTIONS.c.id))
 
 
-def list_executions(
-    db: ControlDatabase, *, job: str | None = None, limit: int = 100, before: tuple[int, str] | None = None
-) -> list[Execution]:
-    """Return the newest first; `before` is (began_ns, decision) of the last one of the page above."""
+def list_executions(db: ControlDatabase, *, job: str | None = None, limit: int = 100) -> list[Execution]:
+    """Return the newest first."""
     query = matching(select(EXECUTIONS.c.document), (EXECUTIONS.c.job, job))
-    return read_all(db, Execution, newest_first(query, EXECUTIONS.c.began_ns, EXECUTIONS.c.id, limit, before))
+    return read_all(db, Execution, newest_first(query, EXECUTIONS.c.began_ns, EXECUTIONS.c.id, limit))
 
 
 def save_isolated(db: ControlDatabase, isolated: Isolated, lease: Lease, why: str = "") -> None:
@@ -142,10 +135,9 @@ def save_outcome(db: ControlDatabase, outcome: Outcome) -> None:
         )
 
 
-def list_outcomes(db: ControlDatabase, since_ns: int = 0) -> dict[str, Outcome]:
+def list_outcomes(db: ControlDatabase) -> dict[str, Outcome]:
     """Return outcomes by incident."""
-    query = select(OUTCOMES.c.id, OUTCOMES.c.document).where(OUTCOMES.c.ts_ns >= since_ns).order_by(OUTCOMES.c.id)
-    return read_by_id(db, Outcome, query)
+    return read_by_id(db, Outcome, select(OUTCOMES.c.id, OUTCOMES.c.document).order_by(OUTCOMES.c.id))
 
 
 def _audit(connection: Connection, what: str, subject: str, why: str, now_ns: int) -> None:

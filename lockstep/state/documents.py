@@ -92,7 +92,7 @@ def newest_first(
     timestamp: Column[int],
     key: Column[str],
     limit: int,
-    before: tuple[int, str] | None,
+    before: tuple[int, str] | None = None,
 ) -> Select[Any]:
     """Return one page of the query; `before` is (timestamp, key) of the last row of the page above."""
     check_limit(limit)

@@ -259,14 +259,14 @@ class Duty:
                 take_lease(self._control, self.name, self._holder, ttl_ns, self._clock.now_ns())
 
     def _note_lease(self, lease: Lease | None) -> None:
-        holder = self._holder if lease else self._find_holder()
+        holder = self._holder
+        if lease is None:
+            with self._control.read() as connection:
+                held_by = select(LEASES.c.holder).where(LEASES.c.name == self.name)
+                holder = connection.execute(held_by).scalar() or "nobody"
         if holder != self._noted:
             _log.info("duty taken" if lease else "duty is another's", duty=self.name, holder=holder)
         self._lease, self._noted = lease, holder
-
-    def _find_holder(self) -> str:
-        with self._control.read() as connection:
-            return connection.execute(select(LEASES.c.holder).where(LEASES.c.name == self.name)).scalar() or "nobody"
 
     def _note_trouble(self, trouble: str | None) -> None:
         """Say it when it changes, not each time round."""

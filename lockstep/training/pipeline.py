@@ -19,7 +19,6 @@ from pydantic import Field
 from lockstep.clock import Clock
 from lockstep.errors import BadInput, GroupBroken, JobOver, LockstepError
 from lockstep.in_job import Generation, Member
-from lockstep.pipeline.checking import Split
 from lockstep.pipeline.schedule import (
     Op,
     Schedule,
@@ -220,12 +219,10 @@ class PipelineWorker(Participant):
             split = find_split(self._grid.shape, [_worker_of(member) for member in now.members])
             folder.write_first(name, find_plan(folder, self._grid, split))
         if now.number == 1 and self._peers(now)[0] == self._meeting.me and self._options.replicas > 1:
-            find_plan(folder, self._grid, self._one_lost())
+            one_lost = tuple(int(stage == self._options.stage) for stage in range(self._options.stages))
+            find_plan(folder, self._grid, one_lost)
         [found] = self._await_files({planner: name}, StepSchedule)
         return found
-
-    def _one_lost(self) -> Split:
-        return tuple(int(stage == self._options.stage) for stage in range(self._options.stages))
 
     def _take_state(self, now: Generation, resumption: Resumption) -> None:
         """Go back to the step with which all go on, or take the state of it from a peer."""

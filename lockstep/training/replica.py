@@ -28,8 +28,8 @@ _BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel: large enough for the n
 class Gradients:
     """A step's gradients; the last bucket is its loss. Reduced buckets stay what they are until `clear`."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], bucket_bytes: int = _BUCKET_BYTES) -> None:
-        self._buckets = list(_divide(parameters, bucket_bytes))
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._buckets = list(_divide(parameters, _BUCKET_BYTES))
         self._loss = torch.zeros(1, dtype=torch.float64)
         self.reduced: list[Tensor | None] = []
         self.clear()

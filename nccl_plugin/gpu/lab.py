@@ -196,7 +196,7 @@ class Lab:
             finally:
                 end_in_order(processes, (signal.SIGKILL,), 0)
         seconds = time.monotonic() - began
-        lines = tuple(_lines(folder / f"out.{rank}") for rank in range(run.ranks))
+        lines = tuple(json_lines(folder / f"out.{rank}") for rank in range(run.ranks))
         errors = "".join((folder / f"err.{rank}").read_text(errors="replace")[-800:] for rank in range(run.ranks))
         codes = tuple(None if process.returncode == -signal.SIGKILL else process.returncode for process in processes)
         return Outcome(run.name, codes, lines, errors, folder, seconds, acted_ns)
@@ -287,6 +287,7 @@ def end_in_order(
             process.wait()
 
 
-def _lines(path: Path) -> tuple[dict[str, object], ...]:
-    lines = path.read_text(errors="replace").splitlines()
+def json_lines(file: Path) -> tuple[dict[str, object], ...]:
+    """What a rank said in JSON; nothing where it did not come so far."""
+    lines = file.read_text(errors="replace").splitlines() if file.exists() else []
     return tuple(json.loads(line) for line in lines if line.startswith("{") and line.endswith("}"))

@@ -187,9 +187,9 @@ def paired_ratios(of_configuration: Sequence[float], of_baselines: Sequence[Sequ
     return [mine / mean - 1 for mine, mean in zip(of_configuration, means, strict=True)]
 
 
-def interval_of(ratios_by_process: Sequence[Sequence[float]], seed: int = 1) -> Interval:
+def interval_of(ratios_by_process: Sequence[Sequence[float]]) -> Interval:
     """The median over all rounds. Processes are drawn again, then their rounds: those of one process are alike."""
-    generator = random.Random(seed)  # noqa: S311 -- resampling
+    generator = random.Random(1)  # noqa: S311 -- resampling
     medians = []
     for _ in range(RESAMPLES):
         drawn = generator.choices(ratios_by_process, k=len(ratios_by_process))

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lab import SharedGpu, base_environment, end_in_order
+from lab import SharedGpu, base_environment, end_in_order, json_lines
 from namespaces import NETWORKS, RankNetwork, RoceCapture
 from record import Case, draw, record
 
@@ -201,7 +201,7 @@ class Trial:
     def _outcome(
         self, variant: Variant, folder: Path, codes: list[int | None], wire: dict[str, int], seconds: float
     ) -> dict[str, object]:
-        said = [_json_lines(folder / f"out.{rank}") for rank in range(variant.ranks)]
+        said = [json_lines(folder / f"out.{rank}") for rank in range(variant.ranks)]
         checks = [line for lines in said for line in lines if "right" in line]
         ended = sum(line["op"] == "end" for lines in said for line in lines)
         wanted = {
@@ -226,11 +226,6 @@ class Trial:
             "nccl": [_tail(folder / f"nccl.{rank}", 12) for rank in range(variant.ranks)],
             "transport": _grep(folder / "nccl.0", ("Using network", "via NET", "NET/IB", "GDRDMA", "WARN"))[:14],
         }
-
-
-def _json_lines(file: Path) -> list[dict[str, object]]:
-    lines = file.read_text(errors="replace").splitlines() if file.exists() else []
-    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
 
 def _tail(file: Path, lines: int = 40) -> list[str]:

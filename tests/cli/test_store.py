@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.capture.files import Capture, CaptureInfo, write_capture
+from lockstep.capture.files import Capture, CaptureInfo
 from lockstep.clock import SystemClock
 from lockstep.records import Event
 from lockstep.state.database import open_control
@@ -21,6 +21,7 @@ from lockstep.state.tokens import find_token
 from tests.builders import make, rows
 from tests.cli.commands import Run, check_failure
 from tests.conftest import REPO
+from tests.lockstep.capture.build import write_capture
 
 MIGRATIONS = sorted(path.stem for path in (REPO / "lockstep/store/schema").glob("*.sql"))
 

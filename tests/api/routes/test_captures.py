@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from api.captures import CaptureFolder, Replay, replay_apart
 from api.routes.captures import Operation, Operations
-from lockstep.capture.files import Capture, CaptureInfo, read_capture, write_capture
+from lockstep.capture.files import Capture, CaptureInfo, read_capture
 from lockstep.clock import ManualClock
 from lockstep.config import Settings
 from lockstep.errors import BadInput, GatewayFull, LockstepError, NotPresent
@@ -24,6 +24,7 @@ from lockstep.tables import TABLE_BY_NAME
 from tests.api.build import Api, bearer, check_problem, running_api
 from tests.api.views.build import NOW, heartbeat, incident_on, load_job
 from tests.builders import SECOND, T0, make, rows
+from tests.lockstep.capture.build import write_capture
 from tests.lockstep.state.build import verdict
 from tests.tiers import long_except
 from tests.waiting import LIMIT_S, eventually

@@ -2,7 +2,7 @@
 
 import io
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lockstep.arrow import schema_of
-from lockstep.capture.files import INFO_FILE, Capture, CaptureInfo, dump_info
+from lockstep.capture.files import INFO_FILE, Capture, CaptureInfo, CaptureWriter, dump_info
 from lockstep.fabrics import leaf_spine
-from lockstep.tables import TABLES, Column, Table, columns_of
+from lockstep.tables import TABLE_BY_NAME, TABLES, Column, Table, columns_of
+from lockstep.verdict import Verdict
 from tests.builders import SECOND, T0
 
 INFO = CaptureInfo(job="j1", start_ns=T0, end_ns=T0 + 10 * SECOND, hosts=("h0", "h1"))
@@ -31,6 +32,14 @@ def sample(table: Table, count: int = 5) -> pa.Table:
 def whole_capture() -> Capture:
     """Return a capture with rows in every table."""
     return Capture(INFO, TOPOLOGY, {table.name: sample(table) for table in TABLES})
+
+
+def write_capture(path: Path, capture: Capture, verdicts: Sequence[Verdict] | None = None) -> None:
+    """Write a capture that is in memory."""
+    with CaptureWriter(path) as writer:
+        for name, rows in capture.tables.items():
+            writer.write(TABLE_BY_NAME[name], rows)
+        writer.finish(capture.info, capture.topology, verdicts)
 
 
 def _value(column: Column, row: int, place: int) -> Any:  # Any: each kind has its own type

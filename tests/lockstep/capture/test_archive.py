@@ -11,9 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.capture import files as archives
-from lockstep.capture.files import KNOWN_FILES, dump_info, is_archive, pack, unpack, write_capture
+from lockstep.capture.files import KNOWN_FILES, dump_info, is_archive, pack, unpack
 from lockstep.errors import BadCapture
-from tests.lockstep.capture.build import INFO, INFO_MEMBER, member, tar_of, whole_capture, write_archive
+from tests.lockstep.capture.build import (
+    INFO,
+    INFO_MEMBER,
+    member,
+    tar_of,
+    whole_capture,
+    write_archive,
+    write_capture,
+)
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ import pytest
 
 from lockstep.capture import exchange
 from lockstep.capture.exchange import export_capture, load_capture
-from lockstep.capture.files import Capture, CaptureInfo, CaptureWriter, read_capture, write_capture
+from lockstep.capture.files import Capture, CaptureInfo, CaptureWriter, read_capture
 from lockstep.errors import BadCapture, NotPresent
 from lockstep.records import Agent, Collective, Comm, Event, HostRecord
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME, TABLES
 from tests.builders import SECOND, T0, make, rows
-from tests.lockstep.capture.build import INFO, TOPOLOGY, sample, whole_capture, write_directory
+from tests.lockstep.capture.build import INFO, TOPOLOGY, sample, whole_capture, write_capture, write_directory
 
 
 def as_set(table: pa.Table) -> list[str]:

@@ -23,7 +23,6 @@ from lockstep.capture.files import (
     dump_info,
     parse_info,
     read_capture,
-    write_capture,
 )
 from lockstep.errors import BadCapture
 from lockstep.records import Collective, Comm, Transfer
@@ -39,6 +38,7 @@ from tests.lockstep.capture.build import (
     tar_of,
     whole_capture,
     write_archive,
+    write_capture,
     write_directory,
 )
 

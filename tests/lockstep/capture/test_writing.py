@@ -7,10 +7,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from lockstep.capture.files import CaptureWriter, pack, read_capture, write_capture
+from lockstep.capture.files import CaptureWriter, pack, read_capture
 from lockstep.errors import BadInput
 from lockstep.tables import TABLE_BY_NAME, TABLES
-from tests.lockstep.capture.build import INFO, TOPOLOGY, read_tar, sample, whole_capture
+from tests.lockstep.capture.build import INFO, TOPOLOGY, read_tar, sample, whole_capture, write_capture
 from tests.lockstep.state.build import verdict
 
 STEPS = TABLE_BY_NAME["steps"]
@@ -110,10 +110,10 @@ def test_table_or_archive_that_cannot_be_completed_leaves_nothing_behind(
         pass
     assert list(tmp_path.iterdir()) == []
 
-    def fail(_: Path) -> None:
+    def fail(_: int) -> None:
         raise Mishap("the disk is gone")
 
-    monkeypatch.setattr("lockstep.capture.files._sync", fail)
+    monkeypatch.setattr("lockstep.capture.files.os.fsync", fail)
     with pytest.raises(Mishap):
         write_capture(tmp_path / "case.tar.zst", whole_capture())
     assert list(tmp_path.iterdir()) == []

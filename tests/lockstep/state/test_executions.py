@@ -73,7 +73,6 @@ def test_decisions_are_saved_whole_and_found_newest_first(db: ControlDatabase, l
     assert get_decision(db, "d1") == approved, "an approval replaces the decision"
     assert list_decisions(db, incident="i1") == [second, approved]
     assert list_decisions(db, job="other") == [other]
-    assert list_decisions(db, limit=1, before=(3, "d3")) == [second]
 
 
 def test_decision_about_an_unknown_incident_is_refused_with_all_others(db: ControlDatabase, lease: Lease) -> None:
