@@ -164,7 +164,7 @@ class ClocksSource(PlainSource):
         if not self._comparing:
             self._problems.note("clocks of other hosts are not compared", self._absence, "reason")
             return []
-        known = self._comparing.ask(now_ns)
+        known = self._comparing.ask()
         self._problems.note("clocks cannot be compared in full", self._comparing.fault, "reason")
         return [self._row(now_ns, known, "probe")] if known else []
 
@@ -201,7 +201,7 @@ class _Comparing:
         self._asker: ClockAsker | None = None
         self.fault = ""
 
-    def ask(self, now_ns: int) -> Estimate | None:
+    def ask(self) -> Estimate | None:
         """Return our clock minus the reference, or None when nobody who knows it answers."""
         self.fault = ""
         self._open()

@@ -150,7 +150,7 @@ class PipelineWorker(Participant):
                 raise GroupBroken("there is a newer generation")
             work = self._begin(part, number)
             if ahead is not None:
-                settled = self._settle(part, ahead, len(part.head))
+                settled = self._settle(ahead, len(part.head))
                 yield settled
                 if settled.factor != 1.0:
                     for piece in part.unread:
@@ -159,7 +159,7 @@ class PipelineWorker(Participant):
             _do(work, part.rest)
             ahead = self._step_ahead(part, work)
         if ahead is not None:
-            yield self._settle(part, ahead, 0)
+            yield self._settle(ahead, 0)
         part.exchange.begin_sum(torch.zeros(1))()  # whoever is past this knows that everybody has settled all steps
         self._tell_end()
 
@@ -173,7 +173,7 @@ class PipelineWorker(Participant):
         totals = torch.tensor([squared if part.speaks else 0.0, work.loss], dtype=torch.float64)
         return _Ahead(work, totals, part.exchange.begin_sum(totals))
 
-    def _settle(self, part: _Part, ahead: _Ahead, redone: int) -> SettledStep:
+    def _settle(self, ahead: _Ahead, redone: int) -> SettledStep:
         """Validate a step; where it is amended, the work that was done ahead of it is void."""
         ahead.wait()
         squared, loss = ahead.totals.tolist()
