@@ -356,6 +356,20 @@ def test_link_is_suspected_where_paths_are_not_known() -> None:
     assert {"link:leaf1--spine0", "link:leaf1--spine1"} <= every
 
 
+def test_spine_that_ecmp_may_choose_is_blamed_for_its_share_of_the_pairs_and_not_for_a_few() -> None:
+    """Paths that collide by chance make some pairs slow, each of which may have gone by either of two spines."""
+    plain = pairs((str(pair.src), str(pair.dst)) for pair in ROUTED)
+    crossing = [str(pair) for pair in ROUTED if len(pair.path or ()) > 2]
+    few = set(np.random.default_rng(3).permutation(crossing)[: len(crossing) // 8].tolist())
+    assert not [
+        name for name, _ in named(find(plain, times(3.0, lambda pair: str(pair) in few), fabric())) if "spine" in name
+    ]
+    half = {str(pair): any("spine1" in link for link in pair.path or ()) for pair in ROUTED}
+    found = only(find(plain, times(3.0, lambda pair: half[str(pair)]), fabric()))
+    assert {found.component, *found.ambiguous_with} == {"switch:spine0", "switch:spine1"}
+    assert found.likelihood > 0.3
+
+
 def test_starved_host_is_named_instead_of_its_nics_and_beside_a_fault_elsewhere() -> None:
     told = matrix(RING, of_hosts("h3"), starved=["h3"])
     found = only(find_faults(told, NO_EVIDENCE, context(fabric())))
