@@ -71,10 +71,20 @@ class Likelihood:
     What explains each pair so far is an array of excesses, 0 where nothing does; `explained_by` makes it.
     """
 
-    def __init__(self, suspects: Suspects, excess: np.ndarray, slow: np.ndarray, miss: np.ndarray) -> None:
+    def __init__(
+        self,
+        suspects: Suspects,
+        excess: np.ndarray,
+        slow: np.ndarray,
+        miss: np.ndarray,
+        chance: np.ndarray,
+        weight: np.ndarray,
+    ) -> None:
         self.suspects, self.slow = suspects, slow
         self.normal = ~slow & (miss < 1)  # as far as anything tells
         self._miss = miss  # by pair: how likely it looks normal, or otherwise slow, through a slow part
+        self._chance = chance  # by pair: how likely it is slow without a fault
+        self._weight = weight  # by pair: less than one where several are likely to be slow for one reason
         self._excess = np.clip(excess, 0.0, 1 / _U)
         entries = np.flatnonzero(slow[suspects.pair])
         order = np.lexsort((self._excess[suspects.pair[entries]], suspects.part[entries]))
@@ -155,8 +165,9 @@ class Likelihood:
         slow = np.log((1 - MISS) * near / (spread * math.sqrt(2 * math.pi)) + MISS * _U)
         normal = np.log(self._miss[pairs] + (1 - self._miss[pairs]) * near)
         faulty = np.where(self.slow[pairs], slow, normal)
-        sound = np.where(self.slow[pairs], math.log(FALSE_ALARM * _U), 0.0)
-        return np.where(given > 0, faulty, sound)
+        sound = np.where(self.slow[pairs], np.log(self._chance[pairs] * _U), 0.0)
+        weighed: np.ndarray = np.where(given > 0, faulty, sound) * self._weight[pairs]
+        return weighed
 
 
 def _log_minority(slow: np.ndarray) -> float:

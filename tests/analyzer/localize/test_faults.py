@@ -370,6 +370,32 @@ def test_spine_that_ecmp_may_choose_is_blamed_for_its_share_of_the_pairs_and_not
     assert found.likelihood > 0.3
 
 
+def test_lone_pair_that_may_always_have_met_other_flows_is_no_fault_unless_it_is_far_slower() -> None:
+    """Between leaves ECMP draws the way, and two flows on one link take twice as long for as long as they live."""
+    across, inside = ("h1/eth0", "h2/eth0"), ("h0/eth0", "h1/eth0")
+
+    def found(pair: tuple[str, str], times_as_long: float, *, is_known: bool = False) -> list[tuple[str, str | None]]:
+        told = matrix(RING, times(times_as_long, lambda each: (str(each.src), str(each.dst)) == pair))
+        told.has_past[:] = is_known
+        return named(find_faults(told, NO_EVIDENCE, context(fabric())))
+
+    assert found(across, 1.5) == found(across, 2.0) == []
+    assert found(across, 6.0) == found(across, 1.5, is_known=True) == [("link:h1/eth0--h2/eth0", "tx")]
+    assert found(inside, 1.5) == [("link:h0/eth0--h1/eth0", "tx")]
+    told = matrix(MESH, times(1.8, lambda pair: str(pair.src) == "h3/eth0"))
+    told.has_past[:] = False
+    assert named(find_faults(told, NO_EVIDENCE, context(fabric()))) == [("nic:h3/eth0", "tx")], "not all of them do"
+
+
+def test_pairs_between_two_leaves_that_may_have_met_each_other_blame_none_of_their_hosts() -> None:
+    """Four flows over as many spines, two by two on a link: each takes twice as long, and a host has no others."""
+    four = TopologyIndex(leaf_spine(hosts=HOSTS, nics_per_host=4, leaves=HOSTS // 2, spines=4))
+    told = matrix(pairs(ring(nics=4)), times(1.95, lambda pair: (pair.src.host, pair.dst.host) == ("h1", "h2")))
+    blamed = named(find_faults(told, NO_EVIDENCE, context(four)))
+    told.has_past[:] = False
+    assert (blamed, find_faults(told, NO_EVIDENCE, context(four))) == ([("host:h1", "tx")], [])
+
+
 def test_starved_host_is_named_instead_of_its_nics_and_beside_a_fault_elsewhere() -> None:
     told = matrix(RING, of_hosts("h3"), starved=["h3"])
     found = only(find_faults(told, NO_EVIDENCE, context(fabric())))
