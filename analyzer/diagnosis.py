@@ -198,7 +198,15 @@ def _brief_windows(store: Store, span: JobSpan, options: EvaluationOptions) -> l
 
 
 def _for_few_evaluations(options: FollowOptions, evaluations: int) -> FollowOptions:
-    """Return options under which one evaluation is enough where a capture has room for few: no second will come."""
+    """Return options under which one evaluation is enough where a capture has room for few: no second will come.
+
+    Of many ranks one is late by chance in the few steps of such a capture: it has to be the last of all more often.
+    """
     if evaluations > options.tracking.confirm_evaluations:
         return options
-    return replace(options, tracking=replace(options.tracking, confirm_evaluations=1))
+    stragglers = replace(options.analyzer.straggler, noisy_spread=0.0)
+    return replace(
+        options,
+        tracking=replace(options.tracking, confirm_evaluations=1),
+        analyzer=replace(options.analyzer, straggler=stragglers),
+    )

@@ -176,7 +176,7 @@ def _join(
         np.stack([getattr(score, name) for score in scores])
         for name in ("ratio", "sigmas", "ns_per_byte", "error", "operations", "shared")
     )
-    slow = np.stack([score.slow for score in scores])
+    slow, has_past = (np.stack([getattr(score, name) for score in scores]) for name in ("slow", "has_past"))
     is_slow: np.ndarray = np.logical_or.reduce(slow, axis=0)
     known = np.isfinite(ratio)
     most = float(np.max(ratio, initial=1.0, where=slow & known)) - 1
@@ -194,6 +194,7 @@ def _join(
         operations=operations[speaker, pair],
         shared=np.nan_to_num(shared[speaker, pair], nan=1.0),
         hidden=hidden & ~is_slow,
+        has_past=has_past[speaker, pair],
         told_since_ns=int(np.median(facts.steps["oldest_ns"].to_numpy())) if facts.steps.num_rows else None,
         starved=find_starved(facts.flushes, options),
     )

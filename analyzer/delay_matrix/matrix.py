@@ -58,6 +58,7 @@ class DelayMatrix:
     operations: np.ndarray  # that were measured; channels and transfers of one are no others
     shared: np.ndarray  # times as long as others it usually takes, because its links carry more pairs
     hidden: np.ndarray  # whether nothing tells how long the wire takes, be it slow or not
+    has_past: np.ndarray  # whether it was held against what it needed before, and not against others alone
     told_since_ns: int | None = None  # of half of the pairs that are judged by samples, when the oldest of these was
     is_stale: bool = False  # nothing of it is newer than the evaluation before
     starved: frozenset[str] = frozenset()  # hosts whose proxy threads do not keep up: their pairs look slow

@@ -1,24 +1,28 @@
 """Question 6: which set of faults explains all slow pairs, as findings with their reasons."""
 
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from analyzer.delay_matrix.matrix import DelayMatrix, InnerMatrix
+from analyzer.delay_matrix.matrix import DelayMatrix, InnerMatrix, PathKey, paths_through
 from analyzer.evidence.observations import Evidence
 from analyzer.localize.naming import Fault, name_faults, pass_on_to_dead_port
 from analyzer.localize.parts import Suspects, list_inner_suspects, list_suspects
-from analyzer.localize.search import MISS, MISS_UNSEEN, Cables, Likelihood, Search
+from analyzer.localize.search import FALSE_ALARM, MISS, MISS_UNSEEN, Cables, Likelihood, Search
 from analyzer.windows.window import Context, Finding
 from lockstep.clock import rfc3339
-from lockstep.topology import host_name
+from lockstep.topology import TopologyIndex, host_name
 from lockstep.verdict import Side
 
 _PAIRS_SHOWN = 8
 _MOST_OFF = 10.0  # in logarithms: beyond, nothing is known of a ratio
 _OBSERVATIONS_SHOWN = 4
 _WHICH: dict[Side | None, str] = {None: "both ways", "tx": "sending", "rx": "receiving"}
+# Of flows whose way is drawn, most meet another on some link; of one in ten it shows. Each further one on that link
+# makes it slower by as much as one flow takes, and is as rare; at five times as long it is any false alarm again.
+_MEETS_ANOTHER, _MOST_MET = 0.1, 4.0
 _INNER_CAP = 0.8  # kernels' durations stand for links; seen simulated only
 _STARVED_LIKELIHOOD = (
     0.9  # the waits that only a slow proxy thread lengthens were long, too; one in ten is something else
@@ -199,7 +203,10 @@ def explain(matrix: DelayMatrix, evidence: Evidence, context: Context) -> list[F
     # What is slow caps the rate: a pair that shared another link before loses less by it, by up to that much.
     times = matrix.ratio * np.sqrt(matrix.shared)
     miss = np.where(matrix.ns_per_byte > 0, MISS, MISS_UNSEEN)
-    weighed = _weigh(suspects, times, matrix.slow, np.where(matrix.hidden, 1.0, miss))
+    meeting = _count_meeting(matrix, context.topology)
+    met = _MEETS_ANOTHER ** np.clip(matrix.ratio - 1, 1, _MOST_MET)
+    chance = np.where(meeting > 0, met, FALSE_ALARM)
+    weighed = _weigh(suspects, times, matrix.slow, np.where(matrix.hidden, 1.0, miss), chance, meeting)
     return _explain(weighed, evidence, Cables(context.topology))
 
 
@@ -211,13 +218,39 @@ def explain_inner(matrix: DelayMatrix, evidence: Evidence) -> list[Fault]:
     excused = np.array([group.host in matrix.starved for group in inner.groups], bool)
     slow = inner.slow & ~excused
     suspects = list_inner_suspects(replace(inner, slow=slow))
-    weighed = _weigh(suspects, inner.ratio, slow, np.full(len(slow), MISS))
+    none = np.zeros(len(slow))
+    weighed = _weigh(suspects, inner.ratio, slow, none + MISS, none + FALSE_ALARM, none)
     return _explain(weighed, evidence, Cables(None)) if slow.any() else []
 
 
-def _weigh(suspects: Suspects, ratio: np.ndarray, slow: np.ndarray, miss: np.ndarray) -> Likelihood:
+def _count_meeting(matrix: DelayMatrix, topology: TopologyIndex | None) -> np.ndarray:
+    """Return of each pair how many slow ones may share links between switches with it, as they may always have done.
+
+    They go by one of several ways between the same leaves, nobody knows which, and were held against others alone. 0
+    for all other pairs.
+    """
+    groups: dict[PathKey, list[int]] = defaultdict(list)
+    paths = paths_through(topology) if topology and topology.topology.routing == "ecmp" else None
+    for number in np.flatnonzero(matrix.slow & ~matrix.has_past).tolist() if paths else ():
+        pair = matrix.pairs[number]
+        if paths and not pair.path and any(hop.share < 1 for hop in paths.hops(pair)):
+            groups[paths.path_of(pair)].append(number)
+    meeting = np.zeros(len(matrix.pairs))
+    for numbers in groups.values():
+        meeting[numbers] = len(numbers)
+    return meeting
+
+
+def _weigh(
+    suspects: Suspects,
+    ratio: np.ndarray,
+    slow: np.ndarray,
+    miss: np.ndarray,
+    chance: np.ndarray,
+    meeting: np.ndarray,
+) -> Likelihood:
     excess = np.log(np.clip(np.nan_to_num(ratio, nan=1.0), 1e-3, 1e3))  # a clock that jumped is no figure
-    return Likelihood(suspects, excess, slow, miss)
+    return Likelihood(suspects, excess, slow, miss, chance, 1 / np.maximum(meeting, 1))
 
 
 def _explain(likelihood: Likelihood, evidence: Evidence, cables: Cables) -> list[Fault]:
@@ -241,4 +274,5 @@ def _without_hosts(matrix: DelayMatrix, hosts: frozenset[str]) -> DelayMatrix:
         operations=matrix.operations[kept],
         shared=matrix.shared[kept],
         hidden=matrix.hidden[kept],
+        has_past=matrix.has_past[kept],
     )

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import betainc, betaln
 
 from analyzer.evidence.observations import Evidence
 from analyzer.localize.parts import Kind, Part, Suspects
@@ -70,10 +71,20 @@ class Likelihood:
     What explains each pair so far is an array of excesses, 0 where nothing does; `explained_by` makes it.
     """
 
-    def __init__(self, suspects: Suspects, excess: np.ndarray, slow: np.ndarray, miss: np.ndarray) -> None:
+    def __init__(
+        self,
+        suspects: Suspects,
+        excess: np.ndarray,
+        slow: np.ndarray,
+        miss: np.ndarray,
+        chance: np.ndarray,
+        weight: np.ndarray,
+    ) -> None:
         self.suspects, self.slow = suspects, slow
         self.normal = ~slow & (miss < 1)  # as far as anything tells
         self._miss = miss  # by pair: how likely it looks normal, or otherwise slow, through a slow part
+        self._chance = chance  # by pair: how likely it is slow without a fault
+        self._weight = weight  # by pair: less than one where several are likely to be slow for one reason
         self._excess = np.clip(excess, 0.0, 1 / _U)
         entries = np.flatnonzero(slow[suspects.pair])
         order = np.lexsort((self._excess[suspects.pair[entries]], suspects.part[entries]))
@@ -108,18 +119,22 @@ class Likelihood:
         """Return how likely a part is at fault rather than that what runs through it differs by nature.
 
         A fault slows all of it. Where pairs are slow for what they are, such as those in the middle of a tree, half
-        of them may be, and where all are, nothing else slows them. Pairs that others slow, or that may run elsewhere,
-        speak for neither.
+        of them may be, and where all are, nothing else slows them. Of pairs that ECMP may send elsewhere a fault
+        slows its share, and paths that collide any share up to a half, as likely each. Pairs that others slow speak
+        for neither.
         """
         entries = self.suspects.entries(pick.number)
-        pairs = self.suspects.pair[entries][self.suspects.share[entries] == 1]
-        pairs = pairs[(so_far[pairs] == 0) & (self.slow | self.normal)[pairs]]
-        if self.slow[pairs].all():
+        pairs, share = self.suspects.pair[entries], self.suspects.share[entries]
+        collide = self.suspects.parts[pick.number].kind in ("link", "switch")  # ports of a NIC do not
+        kept = (so_far[pairs] == 0) & (self.slow | self.normal)[pairs] & ((share == 1) | collide)
+        pairs, share = pairs[kept], share[kept]
+        slow, is_certain = self.slow[pairs], share == 1
+        if slow[is_certain].all() and (is_certain.any() or slow.all()):
             return 1.0
         near = np.exp(-0.5 * ((self._excess[pairs] - pick.excess) / _spread(np.array(pick.excess))) ** 2)
         normal = self._miss[pairs] + (1 - self._miss[pairs]) * near
-        by_fault = np.log(np.where(self.slow[pairs], 1 - MISS, normal))
-        by_nature = len(pairs) * math.log(0.5)
+        by_fault = np.log(np.where(slow, share * (1 - MISS), 1 - share + share * normal))
+        by_nature = is_certain.sum() * math.log(0.5) + _log_minority(slow[~is_certain])
         return 1 / (1 + math.exp(min(by_nature - float(by_fault.sum()), _MOST)))
 
     def unexplained(self, so_far: np.ndarray) -> np.ndarray:
@@ -150,8 +165,18 @@ class Likelihood:
         slow = np.log((1 - MISS) * near / (spread * math.sqrt(2 * math.pi)) + MISS * _U)
         normal = np.log(self._miss[pairs] + (1 - self._miss[pairs]) * near)
         faulty = np.where(self.slow[pairs], slow, normal)
-        sound = np.where(self.slow[pairs], math.log(FALSE_ALARM * _U), 0.0)
-        return np.where(given > 0, faulty, sound)
+        sound = np.where(self.slow[pairs], np.log(self._chance[pairs] * _U), 0.0)
+        weighed: np.ndarray = np.where(given > 0, faulty, sound) * self._weight[pairs]
+        return weighed
+
+
+def _log_minority(slow: np.ndarray) -> float:
+    """Return how likely just these are slow where each is by a chance that is at most a half (logarithm)."""
+    if not len(slow):
+        return 0.0
+    count, others = int(slow.sum()) + 1, int((~slow).sum()) + 1
+    with np.errstate(divide="ignore"):  # that hundreds are is so unlikely that it has no logarithm
+        return float(math.log(2) + betaln(count, others) + np.log(betainc(count, others, 0.5)))
 
 
 def _spread(excess: np.ndarray) -> np.ndarray:

@@ -7,6 +7,9 @@ import pytest
 
 from analyzer.diagnosis import describe, diagnose
 from analyzer.pipeline import FollowOptions
+from benchmarks.accuracy_run import examine
+from benchmarks.accuracy_score import Case
+from benchmarks.accuracy_worlds import draw_world
 from lockstep.fabrics import leaf_spine
 from lockstep.records import Agent, Collective, Comm, HostRecord, OpStat, Probe, Step, Transfer
 from lockstep.store.store import Store
@@ -108,6 +111,13 @@ def test_slow_gpu_is_named_from_seconds_where_few_operations_are_told(
     load(embedded_store, tell(scenario, 3, every_s=duration))
     (incident,) = said(embedded_store, TopologyIndex(build_topology(scenario.cluster)))
     assert incident.verdict.component in ("gpu:h1/0", "host:h1")
+
+
+def test_few_steps_after_a_restart_accuse_nobody_who_was_late_in_some_of_them() -> None:
+    """Ten steps of the new attempt, unevenly long: one evaluation is all that there is room for."""
+    world = draw_world(2203, 34)
+    assert (world.kind, [fault.effect for fault in world.scenario.timeline]) == ("healthy", ["restart"])
+    assert examine(Case(world.kind, ranks=16, seed=2203, world=34))["named"] == []
 
 
 def test_with_only_steps_the_answer_is_when_the_job_slowed_and_recovered(embedded_store: Store) -> None:

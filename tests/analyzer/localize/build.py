@@ -42,6 +42,7 @@ def matrix(
         operations=np.full(len(ratio), 100.0),
         shared=np.array([shared(pair) for pair in of]),
         hidden=np.zeros(len(ratio), bool),
+        has_past=np.ones(len(ratio), bool),
         starved=frozenset(starved),
     )
 

@@ -356,6 +356,46 @@ def test_link_is_suspected_where_paths_are_not_known() -> None:
     assert {"link:leaf1--spine0", "link:leaf1--spine1"} <= every
 
 
+def test_spine_that_ecmp_may_choose_is_blamed_for_its_share_of_the_pairs_and_not_for_a_few() -> None:
+    """Paths that collide by chance make some pairs slow, each of which may have gone by either of two spines."""
+    plain = pairs((str(pair.src), str(pair.dst)) for pair in ROUTED)
+    crossing = [str(pair) for pair in ROUTED if len(pair.path or ()) > 2]
+    few = set(np.random.default_rng(3).permutation(crossing)[: len(crossing) // 8].tolist())
+    assert not [
+        name for name, _ in named(find(plain, times(3.0, lambda pair: str(pair) in few), fabric())) if "spine" in name
+    ]
+    half = {str(pair): any("spine1" in link for link in pair.path or ()) for pair in ROUTED}
+    found = only(find(plain, times(3.0, lambda pair: half[str(pair)]), fabric()))
+    assert {found.component, *found.ambiguous_with} == {"switch:spine0", "switch:spine1"}
+    assert found.likelihood > 0.3
+
+
+def test_lone_pair_that_may_always_have_met_other_flows_is_no_fault_unless_it_is_far_slower() -> None:
+    """Between leaves ECMP draws the way, and two flows on one link take twice as long for as long as they live."""
+    across, inside = ("h1/eth0", "h2/eth0"), ("h0/eth0", "h1/eth0")
+
+    def found(pair: tuple[str, str], times_as_long: float, *, is_known: bool = False) -> list[tuple[str, str | None]]:
+        told = matrix(RING, times(times_as_long, lambda each: (str(each.src), str(each.dst)) == pair))
+        told.has_past[:] = is_known
+        return named(find_faults(told, NO_EVIDENCE, context(fabric())))
+
+    assert found(across, 1.5) == found(across, 2.0) == []
+    assert found(across, 6.0) == found(across, 1.5, is_known=True) == [("link:h1/eth0--h2/eth0", "tx")]
+    assert found(inside, 1.5) == [("link:h0/eth0--h1/eth0", "tx")]
+    told = matrix(MESH, times(1.8, lambda pair: str(pair.src) == "h3/eth0"))
+    told.has_past[:] = False
+    assert named(find_faults(told, NO_EVIDENCE, context(fabric()))) == [("nic:h3/eth0", "tx")], "not all of them do"
+
+
+def test_pairs_between_two_leaves_that_may_have_met_each_other_blame_none_of_their_hosts() -> None:
+    """Four flows over as many spines, two by two on a link: each takes twice as long, and a host has no others."""
+    four = TopologyIndex(leaf_spine(hosts=HOSTS, nics_per_host=4, leaves=HOSTS // 2, spines=4))
+    told = matrix(pairs(ring(nics=4)), times(1.95, lambda pair: (pair.src.host, pair.dst.host) == ("h1", "h2")))
+    blamed = named(find_faults(told, NO_EVIDENCE, context(four)))
+    told.has_past[:] = False
+    assert (blamed, find_faults(told, NO_EVIDENCE, context(four))) == ([("host:h1", "tx")], [])
+
+
 def test_starved_host_is_named_instead_of_its_nics_and_beside_a_fault_elsewhere() -> None:
     told = matrix(RING, of_hosts("h3"), starved=["h3"])
     found = only(find_faults(told, NO_EVIDENCE, context(fabric())))

@@ -38,7 +38,7 @@ def matrix(hosts: int = 8, nics: int = 4, slow: tuple[int, int] | None = (3, 1))
     ones = np.ones(len(ratio))
     return DelayMatrix(
         *(pairs, frozenset({"ib"}), ratio, (ratio - 1) / 0.05, ratio > 2, 0.02 * ratio),
-        *(0 * ones, 9 * ones, ones, ones < 1),
+        *(0 * ones, 9 * ones, ones, ones < 1, ones > 0),
     )
 
 
