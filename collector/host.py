@@ -170,6 +170,7 @@ def _write(path: Path, text: str, mode: int) -> None:
     beside = path.with_name(f".{path.name}.new")
     beside.unlink(missing_ok=True)
     with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+        os.fchmod(file.fileno(), mode)  # what root's umask took away, the collector's user cannot read
         file.write(text)
     beside.replace(path)
 

@@ -1,5 +1,6 @@
 """A host joins and leaves; its check says what has to be mended and what verdicts go without, and takes nothing."""
 
+import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -237,6 +238,15 @@ def test_without_systemd_files_are_written_and_nothing_is_started(head: Server, 
     steps = list(join(head, "gpu-07", ca_file, tmp_path / "bare", lambda _: pytest.fail("nothing to run")))
     assert steps[-1].startswith("no systemd here")
     assert f"LOCKSTEP_COLLECTOR_CA_FILE={ca_file}\n" in (tmp_path / "bare" / SETTINGS).read_text()
+
+
+def test_settings_can_be_read_whatever_umask_root_has(head: Server, root: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        list(join(head, "gpu-07", None, root, lambda _: None))
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE((root / path).stat().st_mode) for path in (SETTINGS, TOKEN)] == [0o644, 0o600]
 
 
 def test_token_is_kept_where_nobody_can_be_told_of_the_leave(head: Server, root: Path) -> None:
