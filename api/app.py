@@ -43,8 +43,8 @@ from api.routes.incidents import IncidentFastPath
 from api.routes.ingest import IngestFastPath
 from api.routes.stream import ChangeFeed
 from api.store_slots import GuardedStore, StoreSlots
-from api.views.checkpoints import open_folders
 from api.views.incidents import IncidentPages
+from api.views.jobs import open_folders
 from api.views.matrix import MatrixCache
 from lockstep import __version__
 from lockstep.clock import NS_PER_S, Clock

@@ -31,8 +31,8 @@ from api.routes import decisions
 from api.routes.session import Form
 from api.views.hosts import list_hosts
 from api.views.jobs import list_steps
+from api.views.ledger import ends_of, nodes_of
 from api.views.matrix import Matrix, read_matrix
-from api.views.part_names import ends_of, nodes_of
 from api.views.ranks import Rank, list_ranks
 from api.views.timeline import Change, Entry, find_changes, read_timeline
 from lockstep.clock import NS_PER_S

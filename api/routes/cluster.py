@@ -7,7 +7,6 @@ from fastapi import APIRouter, Path, Query, Request
 from api.auth import Reader
 from api.parts import Held, parts_of
 from api.query import HostName, KnownParameters, Page, Paged, SinceS, Wanted, add_link
-from api.views.checkpoints import Checkpoints, read_checkpoints
 from api.views.fabric import FabricView, read_fabric
 from api.views.hosts import (
     AgentView,
@@ -21,7 +20,7 @@ from api.views.hosts import (
     list_hosts,
     list_nics,
 )
-from api.views.jobs import list_steps
+from api.views.jobs import Checkpoints, list_steps, read_checkpoints
 from api.views.ledger import PartHistory, PartSummary, find_part, list_parts
 
 router = APIRouter(prefix="/api/v1", dependencies=[Reader, KnownParameters])
