@@ -19,7 +19,6 @@ from api.dashboard import overview, settings, what_if
 from api.dashboard.pages import CachedFiles
 from api.idempotency import Idempotency
 from api.limits import BodyLimit, Buckets, RateLimit
-from api.metrics import SystemMetrics
 from api.middleware import Disconnects, SecurityHeaders
 from api.oidc import make_verifier
 from api.parts import Parts
@@ -32,13 +31,12 @@ from api.routes import (
     health,
     incidents,
     ingest,
-    jobs,
-    paths,
     session,
     stream,
     webhooks,
 )
 from api.routes.captures import Operations
+from api.routes.health import SystemMetrics
 from api.routes.incidents import IncidentFastPath
 from api.routes.ingest import IngestFastPath
 from api.routes.stream import ChangeFeed
@@ -55,10 +53,12 @@ from lockstep.store.migrations import check_migrated
 # The stream comes before incidents: its path looks like one of theirs. Those come early: everybody asks for them.
 # Jobs come last: a job's id may hold slashes, so that its route takes whatever is left.
 ROUTERS = (
-    *(each.router for each in (stream, incidents, session, admin, ingest, decisions, paths, webhooks, health)),
+    *(each.router for each in (stream, incidents, session, admin, ingest, decisions)),
+    cluster.paths_router,
+    *(each.router for each in (webhooks, health)),
     *(each.router for each in (overview, incident_pages, job_pages, cluster_pages, what_if, settings)),
     *(incident_pages.acts, settings.tests),
-    *(each.router for each in (captures, cluster, jobs)),
+    *(captures.router, cluster.router, cluster.jobs_router),
 )
 
 _PATIENCE_S = 1.0
