@@ -15,11 +15,10 @@ from api.cache import TtlCache
 from api.dashboard import cluster as cluster_pages
 from api.dashboard import incidents as incident_pages
 from api.dashboard import jobs as job_pages
-from api.dashboard import overview, settings, what_if
+from api.dashboard import what_if
 from api.dashboard.pages import CachedFiles
-from api.idempotency import Idempotency
 from api.limits import BodyLimit, Buckets, RateLimit
-from api.middleware import Disconnects, SecurityHeaders
+from api.middleware import Disconnects, Idempotency, SecurityHeaders
 from api.oidc import make_verifier
 from api.parts import Parts
 from api.problems import describe, install_problems
@@ -56,8 +55,8 @@ ROUTERS = (
     *(each.router for each in (stream, incidents, session, admin, ingest, decisions)),
     cluster.paths_router,
     *(each.router for each in (webhooks, health)),
-    *(each.router for each in (overview, incident_pages, job_pages, cluster_pages, what_if, settings)),
-    *(incident_pages.acts, settings.tests),
+    *(each.router for each in (cluster_pages, incident_pages, job_pages, what_if)),
+    *(incident_pages.acts, cluster_pages.tests),
     *(captures.router, cluster.router, cluster.jobs_router),
 )
 

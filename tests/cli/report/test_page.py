@@ -8,8 +8,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from cli.report import Described, build_grid, level
-from cli.report_page import render_page
+from cli.report import Described, build_grid, level, render_page
 from tests.cli.report.build import T0, described, found, matrix, steps
 
 WHOLE = described(found(), of=matrix(), step_times=steps(1.0, 1.0, 2.0, 2.0))
