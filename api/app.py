@@ -11,16 +11,15 @@ from fastapi.concurrency import run_in_threadpool
 from prometheus_client import CollectorRegistry
 
 from api.auth import TokenCache
-from api.cache import TtlCache
 from api.dashboard import cluster as cluster_pages
 from api.dashboard import incidents as incident_pages
 from api.dashboard import jobs as job_pages
 from api.dashboard import what_if
 from api.dashboard.pages import CachedFiles
+from api.dependencies import Parts
 from api.limits import BodyLimit, Buckets, RateLimit
 from api.middleware import Disconnects, Idempotency, SecurityHeaders
 from api.oidc import make_verifier
-from api.parts import Parts
 from api.problems import describe, install_problems
 from api.routes import (
     admin,
@@ -39,7 +38,7 @@ from api.routes.health import SystemMetrics
 from api.routes.incidents import IncidentFastPath
 from api.routes.ingest import IngestFastPath
 from api.routes.stream import ChangeFeed
-from api.store_slots import GuardedStore, StoreSlots
+from api.sharing import GuardedStore, StoreSlots, TtlCache
 from api.views.incidents import IncidentPages
 from api.views.jobs import open_folders
 from api.views.matrix import MatrixCache

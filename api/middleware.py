@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth import SESSION_COOKIE, allows, find_caller
-from api.parts import parts_of
+from api.dependencies import parts_of
 from api.problems import problem
 from lockstep.errors import NotAllowed, SealBroken
 from lockstep.sealing import seal, unseal

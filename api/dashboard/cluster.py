@@ -14,8 +14,7 @@ from markupsafe import Markup
 from api.auth import Admin
 from api.dashboard.pages import PageRoute, call, find_viewer, page_of, page_router, render
 from api.dashboard.pictures import draw_fabric, draw_sparkline
-from api.parts import Parts, parts_of
-from api.query import Cursor, read_cursor, write_cursor
+from api.dependencies import Cursor, Parts, parts_of, read_cursor, write_cursor
 from api.routes import decisions, webhooks
 from api.views.fabric import FabricView, LinkView, read_fabric
 from api.views.hosts import AgentView, list_agents

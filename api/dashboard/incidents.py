@@ -25,8 +25,7 @@ from api.dashboard.pages import (
 )
 from api.dashboard.pictures import Slow, draw_heat, draw_sparkline, find_slowest
 from api.dashboard.words import Proof, proof_of
-from api.parts import Parts, parts_of
-from api.query import read_cursor, write_cursor
+from api.dependencies import Parts, parts_of, read_cursor, write_cursor
 from api.routes import decisions
 from api.routes.session import Form
 from api.views.hosts import list_hosts

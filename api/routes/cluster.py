@@ -9,19 +9,21 @@ from fastapi.responses import PlainTextResponse
 from analyzer.windows.jobs import read_roster
 from analyzer.windows.window import Window
 from api.auth import Agent, Reader, require_agent, require_reader
-from api.parts import Held, Parts, parts_of
-from api.query import (
+from api.dependencies import (
     Attempt,
     Comm,
+    Held,
     HostName,
     JobName,
     KnownParameters,
     Page,
     Paged,
+    Parts,
     SinceS,
     Timestamp,
     Wanted,
     add_link,
+    parts_of,
     read_comm,
     read_window,
 )

@@ -6,8 +6,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
 from api.auth import Actor, Reader
-from api.parts import Held, Parts, parts_of
-from api.query import KnownParameters
+from api.dependencies import Held, KnownParameters, Parts, parts_of
 from api.views.returned import sightings_at
 from lockstep.decision import Decision
 from lockstep.errors import BadInput, StoreAway

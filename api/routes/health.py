@@ -20,9 +20,9 @@ from prometheus_client.registry import Collector
 
 from api.alerts.service import QueueFigures, read_queue
 from api.auth import Reader, Scraper
-from api.cache import TtlCache
-from api.parts import Parts
+from api.dependencies import Parts
 from api.problems import install_problems
+from api.sharing import TtlCache
 from lockstep import __version__
 from lockstep.clock import NS_PER_S
 from lockstep.decision import Decision

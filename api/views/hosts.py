@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from api.query import SortKey, show_timestamp
+from api.dependencies import SortKey, show_timestamp
 from api.views.ledger import nodes_of
 from lockstep.clock import NS_PER_S
 from lockstep.errors import NotPresent

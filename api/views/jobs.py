@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from api.query import Page, SortKey, cut_sorted, show_timestamp
+from api.dependencies import Page, SortKey, cut_sorted, show_timestamp
 from lockstep.clock import NS_PER_S
 from lockstep.errors import NotPresent
 from lockstep.sections import PlannerSettings

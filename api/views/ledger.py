@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from api.query import show_timestamp
+from api.dependencies import show_timestamp
 from api.views.returned import (
     Past,
     Sighting,

@@ -10,7 +10,7 @@ from starlette.routing import Mount
 
 from api.app import create_app
 from api.auth import admit_reader, require_actor, require_admin, require_agent, require_joiner, require_scraper
-from api.parts import Parts
+from api.dependencies import Parts
 from api.routes.cluster import require_host_or_reader
 from lockstep.state.tokens import Scope
 
