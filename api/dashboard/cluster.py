@@ -16,6 +16,7 @@ from api.dashboard.pages import PageRoute, call, find_viewer, page_of, page_rout
 from api.dashboard.pictures import draw_fabric, draw_sparkline
 from api.dependencies import Cursor, Parts, parts_of, read_cursor, write_cursor
 from api.routes import decisions, webhooks
+from api.routes.decisions import Downtime, Scorecard
 from api.views.fabric import FabricView, LinkView, read_fabric
 from api.views.hosts import AgentView, list_agents
 from api.views.jobs import Job, list_jobs, list_steps
@@ -29,7 +30,6 @@ from lockstep.state.decisions import list_decisions, list_isolated, list_outcome
 from lockstep.state.fabric import list_path_plans
 from lockstep.state.incidents import list_incidents, open_incidents
 from lockstep.verdict import Grade, Incident, Severity
-from planner.scorecard import Downtime, Scorecard
 
 router = page_router()
 tests = APIRouter(route_class=PageRoute, include_in_schema=False)
