@@ -76,7 +76,7 @@ def collect(context: typer.Context) -> None:
     """Read this host and send what is found, until stopped."""
     settings = settings_of(context)
     leave_out_pandas()
-    host = settings.collector.host or socket.gethostname().split(".", 1)[0]
+    host = settings.collector.host or _own_name()
     signals, stop = StopSignals(), threading.Event()
     sources, destination, clock = make_sources(host, settings.collector), _destination(host, settings), SystemClock()
     queue, checkpoints = _queue(settings.collector, settings.state_dir / "spool")

@@ -222,7 +222,8 @@ class RankClaims:
         return self._holders[at], self._seats[at] == seats
 
     def _seats_of(self, rows: pa.Table) -> np.ndarray:
-        columns = [_codes(rows["job"]), *(_numbers(rows[name]) for name in _SEAT[1:])]
+        numbers = (np.asarray(pc.fill_null(rows[name], 0)).astype(np.uint64) for name in _SEAT[1:])
+        columns = [_codes(rows["job"]), *numbers]
         seats = np.zeros(rows.num_rows, np.uint64)
         for column, factor in zip(columns, self._factors, strict=True):
             seats = (seats ^ column) * factor
@@ -236,12 +237,9 @@ def _rows_of(segment: Iterable[Piece]) -> Iterator[Rows]:
         if is_read:
             yield from (piece for piece in pieces if isinstance(piece, Mapping))
         else:
-            yield _read([entry for piece in pieces if not isinstance(piece, Mapping) for entry in piece])
-
-
-def _read(entries: Sequence[Entry]) -> Rows:
-    joined = join_rows(read_batch(entry.body, _NO_LIMIT, _NO_LIMIT) for entry in entries)
-    return {shape: check_joined(shape, rows) for shape, rows in joined.items()}
+            entries = [entry for piece in pieces if not isinstance(piece, Mapping) for entry in piece]
+            joined = join_rows(read_batch(entry.body, _NO_LIMIT, _NO_LIMIT) for entry in entries)
+            yield {shape: check_joined(shape, rows) for shape, rows in joined.items()}
 
 
 def _codes(texts: pa.ChunkedArray) -> np.ndarray:
@@ -252,10 +250,6 @@ def _codes(texts: pa.ChunkedArray) -> np.ndarray:
     codes = np.array([hash(text) & (2**64 - 1) for text in coded.dictionary.to_pylist()], np.uint64)
     taken: np.ndarray = codes[np.asarray(coded.indices)]
     return taken
-
-
-def _numbers(column: pa.ChunkedArray) -> np.ndarray:
-    return np.asarray(pc.fill_null(column, 0)).astype(np.uint64)
 
 
 def _event(row: Mapping[str, Any], now_ns: int) -> Event:  # Any: columns of comms
