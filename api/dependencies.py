@@ -28,6 +28,7 @@ from lockstep.verdict import Frozen
 from lockstep.words import analysis_words
 
 _LATEST_NS = 253_402_300_799 * 10**9  # the last second of the year 9999, beyond which no date is written
+
 MOST = 500  # items of a page: what a person scrolls through and a program reads in one go
 USUAL = 100
 _LONGEST_CURSOR = 2_000  # characters of a cursor: a key holds two names at most
@@ -36,10 +37,12 @@ Item = TypeVar("Item")
 SortKey = tuple[int | str, ...]  # the sorting key of an item
 Limit = Annotated[int, Query(ge=1, le=MOST, description="most items of a page")]
 Cursor = Annotated[str | None, Query(description="`next` of the page before")]
+
 _LONGEST_NAME = 300  # characters of a name
 _NO_NUL = r"^[^\x00]*$"
 _LAST_NS = 2**63 - 1
 _MOST_COMM = 2**64
+
 JobName = Annotated[str, Path(min_length=1, max_length=_LONGEST_NAME, pattern=_NO_NUL, description="id of the job")]
 HostName = Annotated[str, Path(min_length=1, max_length=_LONGEST_NAME, pattern=_NO_NUL)]
 Identity = Annotated[str, Path(min_length=1, max_length=_LONGEST_NAME, pattern=_NO_NUL)]

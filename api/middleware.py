@@ -44,13 +44,16 @@ SECURITY_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 STRICT_TRANSPORT = "max-age=31536000"  # a year, as browsers' own lists ask for
+
 REQUEST_ID = "X-Request-Id"
 _ID, _CACHE = REQUEST_ID.lower().encode(), b"cache-control"
 STATIC = "/static/"
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")  # whoever sends another could write into our log
 RawHeader = tuple[bytes, bytes]
+
 _log = structlog.get_logger("api")
 _NAMED = ("ingest", "intake", "captures")  # where bodies are long; a label for each path would have no bound
+
 IDEMPOTENCY_KEY = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
 _ACTS = frozenset({"POST", "PUT", "PATCH", "DELETE"})

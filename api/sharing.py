@@ -32,8 +32,10 @@ from lockstep.tables import Table
 
 T = TypeVar("T")
 _FOR_EVER_S = -1.0  # as locks have it
+
 WAIT_S = 2.0  # longer than a usual read, and short for a person
 _FEW = 2  # of those who come every few seconds and wait for the same answer
+
 _TELEMETRY = re.compile(
     r"/api/v1/(jobs|hosts|gpus|nics|agents|parts|topology|checkpoints|captures)(/.*)?"
     r"|/api/v1/incidents/[^/]+/(changes|part|matrix|capture)"
@@ -42,6 +44,7 @@ _TELEMETRY = re.compile(
 # These say more with the store and enough without it, so nobody waits for it.
 _BETTER_WITH = re.compile(r"/(live)?|/incidents/[^/]+|/api/v1/isolated/[^/]+/[^/]+")
 _APART = ("/readyz", "/metrics")
+
 # Of whoever asks; threads of our own, which no request began, may always ask.
 _may_ask: ContextVar[bool] = ContextVar("may_ask_the_store", default=True)
 

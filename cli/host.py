@@ -31,11 +31,13 @@ from lockstep.sections import CollectorSettings
 from lockstep.topology import load_topology
 
 app = typer.Typer(no_args_is_help=True, help="A training host joins, leaves, and is checked.")
+
 JoinToken = Annotated[
     str, typer.Option("--token", envvar="LOCKSTEP_TOKEN", help="`lockstep token create NAME --scope join` makes it.")
 ]
 Host = Annotated[str, typer.Option(help="Name in the topology, where the host's own is another.")]
 Authority = Annotated[Path | None, typer.Option(help="Authority that signed the head's certificate.")]
+
 _log = structlog.get_logger("collect")
 
 

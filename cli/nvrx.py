@@ -30,10 +30,13 @@ from lockstep.errors import BadInput, ServerRefused
 from planner.controllers.nvrx import Exclusion, find_isolated, find_noted, serve_health
 
 app = typer.Typer(no_args_is_help=True, help="What NVIDIA's ft_launcher asks on a training host.")
+
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 _ASK_S = 5.0  # the launcher waits for us before every rendezvous
+
 Recommendation = Literal["STOP", "RESTART", "CONTINUE", "UNKNOWN"]
 Json = dict[str, Any]  # Any: as the launcher wants it
+
 _SOURCE = "lockstep"
 _NEEDS_NEW_LAYOUT = ("reconfigure", "grow")  # the launcher starts the same command again, with the same layout
 _NEEDS_NOTHING = ("none", "reroute")

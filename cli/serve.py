@@ -31,7 +31,9 @@ from simulator.simulation import Simulation
 from simulator.telemetry import Identity, SimulatedTelemetry
 
 app = typer.Typer(no_args_is_help=True, help="Run one service, for compose and systemd.")
+
 _log = structlog.get_logger("serve")
+
 _TOKEN_NAME = "demo"  # noqa: S105  # the name of tokens, not one of them
 _SEED = 7  # any will do: the fault is found with each
 

@@ -31,8 +31,10 @@ from lockstep.tables import TABLE_BY_NAME, columns_of
 from lockstep.topology import host_name
 
 Piece = Rows | Sequence[Entry]  # batches that follow each other: the rows of all of them, or as they came
+
 _ROWS_PER_INSERT = 500_000
 _NO_LIMIT = 1 << 40  # what is in the log was checked when it came in
+
 _CLAIMED = """
 SELECT host, job, attempt, comm, rank FROM comms FINAL
 WHERE job IN {jobs:Array(String)} AND comm IN {comms:Array(UInt64)}

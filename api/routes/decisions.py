@@ -37,6 +37,7 @@ from lockstep.verdict import Frozen, Incident
 from planner.decide import cost_of_nothing
 
 router = APIRouter(prefix="/api/v1", dependencies=[KnownParameters])
+
 Json = dict[str, Any]
 _MOST = 500  # decisions and incidents that scorecard and ledger look back on
 

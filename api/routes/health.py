@@ -34,8 +34,11 @@ from lockstep.state.incidents import Analysis, Change, get_incident, open_incide
 from lockstep.verdict import Incident
 
 Readiness = Callable[[], None]  # raises LockstepError with the reason why it cannot work
+
 router = APIRouter()
+
 _log = structlog.get_logger("metrics")
+
 FRESH_S = 5.0  # scrapers that come together share one reading
 ENDED_S = 300  # a job without a step for this long has ended, hangs, or tells us nothing
 _MOST_REMEMBERED = 2_000  # executions that were counted already

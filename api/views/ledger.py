@@ -28,6 +28,7 @@ from lockstep.words import kind_of
 
 KINDS = frozenset({"host", "gpu", "nic", "link", "switch", "port", "nvlink", "pcie"})
 _LONGEST = 300
+
 LOOKBACK_S = 90 * 86_400  # a part that was fine for a quarter of a year has no history
 _MOST_EVENTS = 100  # of one part
 _SEVERE = ("error", "critical")
