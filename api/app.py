@@ -11,18 +11,15 @@ from fastapi.concurrency import run_in_threadpool
 from prometheus_client import CollectorRegistry
 
 from api.auth import TokenCache
-from api.cache import TtlCache
 from api.dashboard import cluster as cluster_pages
 from api.dashboard import incidents as incident_pages
 from api.dashboard import jobs as job_pages
-from api.dashboard import overview, settings, what_if
+from api.dashboard import what_if
 from api.dashboard.pages import CachedFiles
-from api.idempotency import Idempotency
+from api.dependencies import Parts
 from api.limits import BodyLimit, Buckets, RateLimit
-from api.metrics import SystemMetrics
-from api.middleware import Disconnects, SecurityHeaders
+from api.middleware import Disconnects, Idempotency, SecurityHeaders
 from api.oidc import make_verifier
-from api.parts import Parts
 from api.problems import describe, install_problems
 from api.routes import (
     admin,
@@ -32,19 +29,18 @@ from api.routes import (
     health,
     incidents,
     ingest,
-    jobs,
-    paths,
     session,
     stream,
     webhooks,
 )
 from api.routes.captures import Operations
+from api.routes.health import SystemMetrics
 from api.routes.incidents import IncidentFastPath
 from api.routes.ingest import IngestFastPath
 from api.routes.stream import ChangeFeed
-from api.store_slots import GuardedStore, StoreSlots
-from api.views.checkpoints import open_folders
+from api.sharing import GuardedStore, StoreSlots, TtlCache
 from api.views.incidents import IncidentPages
+from api.views.jobs import open_folders
 from api.views.matrix import MatrixCache
 from lockstep import __version__
 from lockstep.clock import NS_PER_S, Clock
@@ -55,10 +51,12 @@ from lockstep.store.migrations import check_migrated
 # The stream comes before incidents: its path looks like one of theirs. Those come early: everybody asks for them.
 # Jobs come last: a job's id may hold slashes, so that its route takes whatever is left.
 ROUTERS = (
-    *(each.router for each in (stream, incidents, session, admin, ingest, decisions, paths, webhooks, health)),
-    *(each.router for each in (overview, incident_pages, job_pages, cluster_pages, what_if, settings)),
-    *(incident_pages.acts, settings.tests),
-    *(each.router for each in (captures, cluster, jobs)),
+    *(each.router for each in (stream, incidents, session, admin, ingest, decisions)),
+    cluster.paths_router,
+    *(each.router for each in (webhooks, health)),
+    *(each.router for each in (cluster_pages, incident_pages, job_pages, what_if)),
+    *(incident_pages.acts, cluster_pages.tests),
+    *(captures.router, cluster.router, cluster.jobs_router),
 )
 
 _PATIENCE_S = 1.0

@@ -15,9 +15,9 @@ from anyio import to_thread
 from fastapi import Depends, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 
-from api.cache import Refreshed
+from api.dependencies import parts_of
 from api.oidc import OidcVerifier, Proven
-from api.parts import parts_of
+from api.sharing import Refreshed
 from lockstep.batches import DetailRequest
 from lockstep.clock import Clock
 from lockstep.errors import NotAllowed

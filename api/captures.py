@@ -25,7 +25,7 @@ from pydantic import Field, ValidationError
 from analyzer.diagnosis import diagnose
 from analyzer.pipeline import FollowOptions
 from api.capture_check import check_capture
-from api.query import show_timestamp
+from api.dependencies import show_timestamp
 from lockstep.capture.exchange import load_capture
 from lockstep.capture.files import TABLE_FILES, VERDICTS_FILE, Capture, read_capture, unpack
 from lockstep.clock import NS_PER_S, SystemClock

@@ -20,8 +20,8 @@ from analyzer.straggler.kernels import NumericOptions
 from analyzer.straggler.stragglers import StragglerOptions
 from analyzer.windows.window import EvaluationOptions
 from api.alerts.service import make_alerts
+from api.dependencies import Parts
 from api.ingest.gateway import Gateway, GatewayOptions
-from api.parts import Parts
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.config import Settings, make_state_dir
 from lockstep.errors import BadInput

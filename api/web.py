@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.auth import is_loopback
-from api.parts import Parts
+from api.dependencies import Parts
 from lockstep.config import Settings
 from lockstep.errors import BadInput, LockstepError
 from lockstep.sections import ApiSettings, split_listen

@@ -11,8 +11,7 @@ from statistics import fmean, median
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.accuracy_chain import fused_name
-from benchmarks.accuracy_faults import JOB
+from benchmarks.accuracy_faults import JOB, fused_name
 from benchmarks.accuracy_worlds import OTHER, World
 from lockstep.topology import nic_name, split_end
 from lockstep.verdict import STOPS_JOB, Side

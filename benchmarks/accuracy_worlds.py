@@ -10,8 +10,7 @@ from functools import cache
 
 import numpy as np
 
-from benchmarks.accuracy_chain import Chain
-from benchmarks.accuracy_faults import JOB, KINDS, Broken, Place, Random, between, pick
+from benchmarks.accuracy_faults import JOB, KINDS, Broken, Chain, Place, Random, between, pick
 from lockstep.verdict import STOPS_JOB
 from simulator.faults import parse_fault
 from simulator.scenario import (

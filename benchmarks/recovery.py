@@ -88,9 +88,9 @@ def measure_size(size: Size, quick: bool, note: Note) -> Iterator[Figure]:
         yield _time(f"all single next events, {name}", lambda: foresee(after), few)
 
 
-def draw_cluster(size: Size, seed: int = _SEED) -> Cluster:
+def draw_cluster(size: Size) -> Cluster:
     """Return a cluster whose jobs hold all nodes but one in a hundred."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(_SEED)
     nodes = tuple(
         Node(f"h{at}", f"leaf{at // _PER_LEAF}", f"block{at // _PER_BLOCK}", float(rate))
         for at, rate in enumerate(rng.gamma(2.0, _FAILURES_PER_DAY / 2, size.nodes))

@@ -1,4 +1,4 @@
-"""lockstep decisions and isolations: what is proposed, nodes out of service, and a person's word on both."""
+"""lockstep decisions, isolations and alerts: what is proposed, nodes out of service, and who is told of it."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -12,14 +12,20 @@ from cli.client import DEFAULT_SERVER, Server, Token, ask, offer_decisions, send
 from cli.setup import AsJson, Why, out
 from lockstep.client import Client
 from lockstep.client.client import DecisionFile
+from lockstep.client.server import Server as Connection
 from lockstep.clock import rfc3339
 from lockstep.decision import Decision, Option
 from lockstep.execution import OrderKind
 from lockstep.words import automation, by_hand, lasting, recommendation
 
 app = typer.Typer(no_args_is_help=True, help="What is proposed, done and undone, and what it was worth.")
+isolations = typer.Typer(no_args_is_help=True, help="Nodes that are out of service, and their way back.")
+alerts = typer.Typer(no_args_is_help=True, help="Receivers of alerts, and whether notifications arrive.")
 
 Id = Annotated[str, typer.Argument(help="Id of the decision.", autocompletion=offer_decisions)]
+Node = Annotated[str, typer.Argument(help="A node that is out of service.")]
+Name = Annotated[str, typer.Argument(help="Name of the receiver, from `lockstep alerts list`.")]
+Json = dict[str, Any]
 _NEWEST = 100  # decisions that are listed
 
 
@@ -63,22 +69,6 @@ def show(decision: Id, server: Server = DEFAULT_SERVER, token: Token = "", as_js
         out.print(f"{step.state:8} {step.act} {step.subject}  {step.message}")
 
 
-def _list_remarks(found: Decision) -> Iterator[tuple[str, str]]:
-    """Yield what a person should know of a decision before they say yes to it."""
-    remarks = [("automation", automation(found)), ("by hand", by_hand(found)), ("held", found.held_because or "")]
-    yield from ((label, text) for label, text in remarks if text)
-    if found.evidence_age_s is not None:
-        yield "evidence", f"the fault was last seen {lasting(found.evidence_age_s)} before this was weighed"
-    if found.trigger:
-        yield "because", found.trigger
-    if found.part_of:
-        yield f"part of plan {found.part_of}", f"after {', '.join(found.after) or 'no other'}"
-    if found.waits_until_ns is not None:
-        yield "waits for the next checkpoint, until", rfc3339(found.waits_until_ns)
-    if found.advice:
-        yield "advice", found.advice
-
-
 @app.command()
 def approve(decision: Id, why: Why = "", server: Server = DEFAULT_SERVER, token: Token = "") -> None:
     """Let a decision be carried out; needs a token of scope act."""
@@ -117,27 +107,6 @@ def scorecard(server: Server = DEFAULT_SERVER, token: Token = "") -> None:
     """Show what the advice would have been worth, against confirmed outcomes."""
     with Client(server, token) as lockstep:
         out.print_json(data=lockstep.scorecard())
-
-
-def _order(decision: str, kind: OrderKind, why: str, server: str, token: str) -> None:
-    with Client(server, token) as lockstep:
-        lockstep.order(decision, kind, why)
-    out.print(f"{kind} {decision}: written down; the planner follows within seconds")
-
-
-def _picture_options(found: DecisionFile) -> Picture:
-    picture = Picture("action", "standstill s", "speed after", "GPU-hours", "risk", "because", box=None)
-    for option in (Option(action=found.action, cost=found.cost, reason=""), *found.alternatives):
-        cost = option.cost
-        figures = (cost.downtime_s, cost.throughput_after, cost.gpu_hours, cost.risk)
-        picture.add_row(option.action, *("" if each is None else f"{each:g}" for each in figures), option.reason)
-    return picture
-
-
-isolations = typer.Typer(no_args_is_help=True, help="Nodes that are out of service, and their way back.")
-
-Json = dict[str, Any]
-Node = Annotated[str, typer.Argument(help="A node that is out of service.")]
 
 
 @isolations.command("list")
@@ -193,6 +162,104 @@ def repaired(node: Node, why: Why = "", server: Server = DEFAULT_SERVER, token: 
     _order_node(node, "repaired", {"why": why}, server, token)
 
 
+@alerts.command("list")
+def list_of_targets(server: Server = DEFAULT_SERVER, token: Token = "", as_json: AsJson = False) -> None:
+    """List receivers and how they answer."""
+    found = ask(server, token, "/api/v1/webhooks", {})
+    if as_json:
+        out.print_json(data=found)
+        return
+    picture = Picture("name", "kind", "to", "state", "last success", "said last", box=None)
+    for item in found["items"]:
+        health = item["health"] or {}
+        success = health.get("last_success_ns")
+        state = _state(item, health)
+        reply = health.get("disabled_because") or health.get("last_reply", "")
+        picture.add_row(item["name"], item["kind"], item["url"], state, rfc3339(success) if success else "", reply)
+    out.print(picture)
+
+
+@alerts.command("test")
+def send_test(name: Name, server: Server = DEFAULT_SERVER, token: Token = "") -> None:
+    """Send a test message now and show what the receiver said; needs a token of scope admin."""
+    reply = send(server, token, f"{_path(name)}/test", {})
+    out.print(f"{name}: {'delivered' if reply['delivered'] else 'not delivered'}: {reply['said']}")
+    if not reply["delivered"]:
+        raise typer.Exit(1)
+
+
+@alerts.command()
+def enable(name: Name, why: Why = "", server: Server = DEFAULT_SERVER, token: Token = "") -> None:
+    """Send again to a receiver that was disabled; needs a token of scope admin."""
+    _send_why(server, token, f"{_path(name)}/enable", why)
+    out.print(f"{name} is enabled")
+
+
+@alerts.command()
+def deliveries(
+    name: Name,
+    state: Annotated[str, typer.Option(help="Only waiting, sending, delivered, failed or superseded ones.")] = "",
+    server: Server = DEFAULT_SERVER,
+    token: Token = "",
+    as_json: AsJson = False,
+) -> None:
+    """List the newest messages to a receiver, with what became of them."""
+    found = ask(server, token, f"{_path(name)}/deliveries", {"state": state} if state else {})
+    if as_json:
+        out.print_json(data=found)
+        return
+    picture = Picture("id", "made", "what", "state", "tries", "title", "said last", box=None)
+    for item in found["items"]:
+        reply = item["log"][-1]["said"] if item["log"] else ""
+        made, tries = rfc3339(item["created_ns"]), str(item["tries"])
+        picture.add_row(item["id"], made, item["kind"], item["state"], tries, item["title"], reply)
+    out.print(picture)
+
+
+@alerts.command()
+def replay(
+    name: Name,
+    message: Annotated[str, typer.Argument(help="Id of the message, from `lockstep alerts deliveries`.")],
+    why: Why = "",
+    server: Server = DEFAULT_SERVER,
+    token: Token = "",
+) -> None:
+    """Send a message once more under its old id; needs a token of scope admin."""
+    _send_why(server, token, f"{_path(name)}/deliveries/{quote(message, safe='')}/replay", why)
+    out.print(f"{message} is sent to {name} again")
+
+
+def _list_remarks(found: Decision) -> Iterator[tuple[str, str]]:
+    """Yield what a person should know of a decision before they say yes to it."""
+    remarks = [("automation", automation(found)), ("by hand", by_hand(found)), ("held", found.held_because or "")]
+    yield from ((label, text) for label, text in remarks if text)
+    if found.evidence_age_s is not None:
+        yield "evidence", f"the fault was last seen {lasting(found.evidence_age_s)} before this was weighed"
+    if found.trigger:
+        yield "because", found.trigger
+    if found.part_of:
+        yield f"part of plan {found.part_of}", f"after {', '.join(found.after) or 'no other'}"
+    if found.waits_until_ns is not None:
+        yield "waits for the next checkpoint, until", rfc3339(found.waits_until_ns)
+    if found.advice:
+        yield "advice", found.advice
+
+
+def _order(decision: str, kind: OrderKind, why: str, server: str, token: str) -> None:
+    with Client(server, token) as lockstep:
+        lockstep.order(decision, kind, why)
+    out.print(f"{kind} {decision}: written down; the planner follows within seconds")
+
+
+def _picture_options(found: DecisionFile) -> Picture:
+    picture = Picture("action", "standstill s", "speed after", "GPU-hours", "risk", "because", box=None)
+    for option in (Option(action=found.action, cost=found.cost, reason=""), *found.alternatives):
+        cost = option.cost
+        figures = (cost.downtime_s, cost.throughput_after, cost.gpu_hours, cost.risk)
+        picture.add_row(option.action, *("" if each is None else f"{each:g}" for each in figures), option.reason)
+    return picture
+
+
 def _order_node(node: str, kind: str, body: Json, server: str, token: str) -> None:
     send(server, token, f"/api/v1/isolated/{quote(node, safe='')}/{kind}", body)
     out.print(f"{kind} {node}: written down; the planner follows within seconds")
@@ -209,3 +276,21 @@ def _isolation_columns(item: Json) -> tuple[str, ...]:
         str(item["tests"]),
         item["message"] or item["reason"],
     )
+
+
+def _send_why(server: str, token: str, path: str, why: str) -> None:
+    with Connection(server, token) as connection, connection.answered("POST", path, {"why": why}) as answer:
+        answer.read()
+
+
+def _path(name: str) -> str:
+    return f"/api/v1/webhooks/{quote(name, safe='')}"
+
+
+def _state(item: Json, health: Json) -> str:
+    if not item["enabled"]:
+        return "off"
+    if health.get("disabled_because"):
+        return "disabled"
+    failures = health.get("failures_in_row", 0)
+    return f"fails ({failures})" if failures else "well" if health.get("last_success_ns") else "not used yet"

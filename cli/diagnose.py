@@ -58,7 +58,7 @@ def command(
         raise typer.BadParameter("give a capture, or --job with the name of a running job")
     described = _diagnose_file(capture) if capture else _ask(server, token, str(job))
     if html:
-        from cli.report_page import render_page  # with the templates, which a report in the terminal does not need
+        from cli.report import render_page  # with the templates, which a report in the terminal does not need
 
         html.write_text(render_page(described, str(job or capture)), encoding="utf-8")
         err.print(f"wrote {html}")
@@ -202,7 +202,7 @@ def _as_json(title: str, described: Described) -> dict[str, Any]:  # Any: JSON
 
 
 def _write_pages(html: Path, told: Sequence[tuple[str, Described]]) -> None:
-    from cli.report_page import render_page  # with the templates, which a report in the terminal does not need
+    from cli.report import render_page  # with the templates, which a report in the terminal does not need
 
     for number, (title, described) in enumerate(told, 1):
         page = html if number == 1 else html.with_stem(f"{html.stem}-{number}")

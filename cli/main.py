@@ -34,9 +34,9 @@ class Command(NamedTuple):
 
 
 COMMANDS = (
-    Command("up", "cli.up", "api,analyzer,planner,collector", "Run everything in one process until Ctrl-C."),
+    Command("up", "cli.serve:up", "api,analyzer,planner,collector", "Run everything in one process until Ctrl-C."),
     Command("serve", "cli.serve", "api,analyzer,planner", "Run one service, for compose and systemd."),
-    Command("collect", "cli.collect", "collector", "Read this host and send what is found, until stopped."),
+    Command("collect", "cli.host:collect", "collector", "Read this host and send what is found, until stopped."),
     Command("host", "cli.host", "collector", "A training host joins, leaves, and is checked."),
     Command("run", "cli.run", "collector", "Run a command as if it stood alone, and report its end."),
     Command("simulate", "cli.simulate", "sim", "Run a scenario and write its telemetry as a capture."),
@@ -47,7 +47,7 @@ COMMANDS = (
     Command("plan", "cli.plan", "planner", "Plans for traffic and for recovery."),
     Command("checkpoints", "cli.checkpoints", "planner", "List the checkpoints below a folder."),
     Command("decisions", "cli.decisions", "client", "What is proposed, done and undone, and what it was worth."),
-    Command("alerts", "cli.alerts", "client", "Receivers of alerts, and whether notifications arrive."),
+    Command("alerts", "cli.decisions:alerts", "client", "Receivers of alerts, and whether notifications arrive."),
     Command("isolations", "cli.decisions:isolations", "client", "Nodes that are out of service, and their way back."),
     Command(
         "explain",

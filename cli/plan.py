@@ -244,10 +244,10 @@ def _read_json(path: Path) -> Any:
 
 def _draw(made: PathPlan, held: PathPlan | None) -> str:
     if held:
-        return draw_loads(made.network, {"plan before": held.load, "plan now": made.load}, "Link loads")
+        return draw_loads(made.network, {"plan before": held.load, "plan now": made.load})
     paths = FlowPaths(made.network, made.flows)
     by_chance = paths.find_loads(choose_by_chance(paths, seed=1))
-    return draw_loads(made.network, {"ECMP, one draw": by_chance, "planned": made.load}, "Link loads")
+    return draw_loads(made.network, {"ECMP, one draw": by_chance, "planned": made.load})
 
 
 def _write_advice(folder: Path, advice: NcclAdvice) -> None:

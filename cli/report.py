@@ -1,4 +1,4 @@
-"""What a report is made of, whoever found it."""
+"""A diagnosis as a report: what it is made of, on a terminal, and as one HTML page that needs nothing else."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -6,16 +6,33 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from jinja2 import Environment, PackageLoader, select_autoescape
 from rich.console import Console, Group, RenderableType
 from rich.table import Table as Picture
 from rich.text import Text
 
 from analyzer.delay_matrix.matrix import DelayMatrix
+from lockstep import __version__
 from lockstep.clock import NS_PER_S, rfc3339
 from lockstep.verdict import Incident, Verdict
-from lockstep.words import figure, headline, impact_words, lasting
+from lockstep.words import CLASSES, figure, headline, impact_words, lasting
 
 StepTimes = Sequence[tuple[int, float]]  # moment in nanoseconds, seconds that the step took
+NOTHING = "no verdict: nothing stands out in what was recorded, which is silence, not proof of health"
+LEVELS = (1.15, 1.5, 2.5)  # times the normal delay, from which a cell is drawn darker
+_SHADES = "·░▒▓█"  # nothing compared, normal, and the three levels above
+_BARS = "▁▂▃▄▅▆▇█"
+_LARGEST = 24  # cells each way: two columns a cell and a label fit into 80, and all of it onto a screen
+_BARS_WIDE = 50
+_CLEARED = 3  # parts that were ruled out; a report is read in ten seconds, --json has all
+_LARGEST_ON_PAGE = 64  # cells of the heat map each way: beyond, they are too small to point at
+_CELL = 12  # pixels
+_LETTER = 7  # pixels that a letter of a label takes at most
+_WIDE, _HIGH = 900, 140  # of the timeline, in the units of its view box
+_MARKS = 5  # moments named along the timeline
+_POINTS = 2_000  # of the curve of step times; more are not seen on any screen
+
+_pages = Environment(loader=PackageLoader("cli", ""), autoescape=select_autoescape(["html"]))
 
 
 class Described(Protocol):
@@ -64,9 +81,6 @@ def span_of(described: Described) -> Span | None:
     return Span(min(timestamps), max(timestamps)) if timestamps else None
 
 
-NOTHING = "no verdict: nothing stands out in what was recorded, which is silence, not proof of health"
-
-
 def part_words(verdict: Verdict) -> str:
     """Return the part with the direction at fault."""
     return f"{verdict.component} {verdict.side}" if verdict.side else verdict.component
@@ -84,9 +98,6 @@ def coverage_words(verdict: Verdict) -> str:
     """Return what share of the job was seen, where it was not all of it."""
     unseen = 1 - verdict.coverage
     return "" if unseen < 0.005 else f"{100 * unseen:.0f} % of the job's hosts sent no telemetry"
-
-
-LEVELS = (1.15, 1.5, 2.5)  # times the normal delay, from which a cell is drawn darker
 
 
 @dataclass(frozen=True)
@@ -138,6 +149,64 @@ def level(ratio: float) -> int:
     return 0 if np.isnan(ratio) else 1 + sum(ratio >= limit for limit in LEVELS)
 
 
+def print_report(console: Console, described: Described) -> None:
+    """Print what happened, or that nothing stands out."""
+    for part in _parts(described):
+        console.print(part, highlight=False)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One square of the heat map."""
+
+    x: int
+    y: int
+    level: int
+    is_slow: bool
+    title: str
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A moment named along the timeline."""
+
+    x: float
+    text: str
+
+
+_pages.filters |= {
+    "timestamp": rfc3339,
+    "headline": headline,
+    "part": part_words,
+    "cost": impact_words,
+    "lasting": lasting_words,
+    "coverage": coverage_words,
+}
+
+
+def render_page(described: Described, name: str) -> str:
+    """Return the page as text; `name` says what was diagnosed."""
+    span, grid = span_of(described), build_grid(described.matrix, _LARGEST_ON_PAGE)
+    return _pages.get_template("page.html").render(
+        name=name,
+        nothing=NOTHING,
+        classes=CLASSES,
+        incidents=described.incidents,
+        version=__version__,
+        grid=grid,
+        cells=_cells(grid) if grid else [],
+        cell=_CELL,
+        margin=_margin(grid) if grid else 0,
+        wide=_WIDE,
+        high=_HIGH,
+        span=span,
+        length=lasting(span.length_ns / NS_PER_S) if span else "",
+        marks=_marks(span) if span else [],
+        curve=_curve(described.step_times, span) if span else "",
+        longest=figure(max((seconds for _, seconds in described.step_times), default=0.0)),
+    )
+
+
 def _find_slowest(matrix: DelayMatrix, row: np.ndarray, column: np.ndarray) -> SlowestPair | None:
     slow = np.where(matrix.slow & np.isfinite(matrix.ratio), matrix.ratio, -np.inf)
     index = int(np.argmax(slow))
@@ -161,19 +230,6 @@ def _labels(ends: dict[str, int], bin_size: int) -> tuple[str, ...]:
     names = list(ends)
     groups = [names[first : first + bin_size] for first in range(0, len(names), bin_size)]
     return tuple(group[0] if len(group) == 1 else f"{group[0]} … {group[-1]}" for group in groups)
-
-
-_SHADES = "·░▒▓█"  # nothing compared, normal, and the three levels above
-_BARS = "▁▂▃▄▅▆▇█"
-_LARGEST = 24  # cells each way: two columns a cell and a label fit into 80, and all of it onto a screen
-_BARS_WIDE = 50
-_CLEARED = 3  # parts that were ruled out; a report is read in ten seconds, --json has all
-
-
-def print_report(console: Console, described: Described) -> None:
-    """Print what happened, or that nothing stands out."""
-    for part in _parts(described):
-        console.print(part, highlight=False)
 
 
 def _parts(described: Described) -> Iterator[RenderableType]:
@@ -249,3 +305,40 @@ def _steps(step_times: StepTimes) -> Text:
     top = max(longest) or 1.0
     bars = "".join(_BARS[min(int(length / top * len(_BARS)), len(_BARS) - 1)] for length in longest)
     return Text.assemble(("step time ", "bold"), bars, f" {figure(min(lengths))} to {figure(max(lengths))} s")
+
+
+def _margin(grid: Grid) -> int:
+    """Return the room beside the heat map for the longer of the two names that stand there."""
+    names = (grid.slowest.source, grid.slowest.target) if grid.slowest else ("",)
+    return 20 + _LETTER * max(map(len, names))
+
+
+def _cells(grid: Grid) -> list[Cell]:
+    return [
+        Cell(
+            column * _CELL,
+            row * _CELL,
+            level(grid.ratio[row, column]),
+            bool(grid.slow[row, column]),
+            f"{grid.rows[row]} to {grid.columns[column]}: {grid.ratio[row, column]:.2f} times the normal delay",
+        )
+        for row in range(len(grid.rows))
+        for column in range(len(grid.columns))
+        if level(grid.ratio[row, column])
+    ]
+
+
+def _marks(span: Span) -> list[Mark]:
+    timestamps = [span.begin_ns + span.length_ns * number // (_MARKS - 1) for number in range(_MARKS)]
+    return [Mark(span.share(timestamp) * _WIDE, rfc3339(timestamp)[11:19]) for timestamp in timestamps]
+
+
+def _curve(step_times: StepTimes, span: Span) -> str:
+    """Return the points of the curve of step times, from zero at the bottom to the longest at the top."""
+    every = -(-len(step_times) // _POINTS) or 1
+    chosen = [
+        max(step_times[first : first + every], key=lambda step: step[1]) for first in range(0, len(step_times), every)
+    ]
+    top = max((seconds for _, seconds in chosen), default=0.0) or 1.0
+    points = ((span.share(timestamp) * _WIDE, _HIGH * (1 - seconds / top)) for timestamp, seconds in chosen)
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)

@@ -25,6 +25,7 @@ from lockstep.verdict import Frozen, Incident
 from lockstep.words import lasting
 
 _BARS = "▁▂▃▄▅▆▇█"
+_BARS_WIDE = 20
 _STYLES = {"crashed": "bold red", "hung": "bold red", "slow": "yellow", "unseen": "yellow", "running": "green"}
 _RISING = 1.1  # step time over that before from which on it is coloured
 _MOST_AGENTS = 8
@@ -115,13 +116,13 @@ def picture_overview(overview: Overview) -> RenderableType:
     )
 
 
-def draw_bars(values: tuple[float, ...], width: int = 20) -> str:
+def draw_bars(values: tuple[float, ...]) -> str:
     """Return the newest values as a line of bars, from nothing to the largest.
 
     >>> draw_bars((1.0, 2.0, 4.0))
     '▂▄█'
     """
-    shown = values[-width:]
+    shown = values[-_BARS_WIDE:]
     top = max(shown, default=0.0)
     return "".join(_BARS[max(round(value / top * len(_BARS)) - 1, 0)] for value in shown) if top > 0 else ""
 

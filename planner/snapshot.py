@@ -14,7 +14,7 @@ from lockstep.state.incidents import list_incidents
 from lockstep.store.store import Store
 from lockstep.topology import Topology
 from lockstep.verdict import Incident
-from planner.allocation.calibration import Known, Rates
+from planner.allocation.calibration import Known, PaceReader
 from planner.allocation.cluster import estimate_failure_rates, place_nodes
 from planner.allocation.throughput import Transformer
 from planner.checkpoints.intervals import FailureRate, find_failure_rate
@@ -116,12 +116,6 @@ class JobHint:
         return Known(self.throughput, self.layout, self.transformer)
 
 
-class Paces(Protocol):
-    """Knows how fast jobs went on the nodes that they had."""
-
-    def rates_of(self, names: Sequence[str], known: Known, held: int, gpus: int, now_ns: int) -> Rates: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Overview:
     """All jobs that are at work, and what they run on."""
@@ -156,7 +150,7 @@ class FactReader:
         topology: Topology | None,
         cluster: ClusterFacts,
         hints: Mapping[str, JobHint],
-        paces: Paces | None = None,
+        paces: PaceReader | None = None,
         evidence: Callable[[int], Evidence] = lambda now_ns: Evidence(),
         names_of: Callable[[str], Sequence[str]] = lambda job: (job,),
         enforced_share: Callable[[], float] = lambda: 1.0,

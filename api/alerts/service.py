@@ -12,7 +12,7 @@ from api.alerts.notifier import DeliveryCounts, Dispatcher, Notifier, make_notif
 from api.alerts.planning import Known, plan_notifications
 from api.alerts.selfwatch import Patience, SelfWatch, Watched
 from api.alerts.transport import check_allowed
-from api.parts import Parts
+from api.dependencies import Parts
 from lockstep.alerts import AlertSettings, Target, Thread
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.errors import BadInput, NotPresent

@@ -128,11 +128,11 @@ def find_address(host: str, port: int, allow: Sequence[str], lookup: Lookup = re
     )
 
 
-def check_allowed(url: str, allow: Sequence[str], lookup: Lookup = resolve) -> None:
+def check_allowed(url: str, allow: Sequence[str]) -> None:
     """Raise BadInput where a receiver is inside the site and not allowed; one that has no address now may get one."""
     parts = urlsplit(url)
     with suppress(ReceiverAway):
-        find_address(parts.hostname or "", parts.port or 0, allow, lookup)
+        find_address(parts.hostname or "", parts.port or 0, allow)
 
 
 def is_allowed(host: str, address: str, allow: Sequence[str]) -> bool:

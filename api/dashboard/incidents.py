@@ -25,14 +25,13 @@ from api.dashboard.pages import (
 )
 from api.dashboard.pictures import Slow, draw_heat, draw_sparkline, find_slowest
 from api.dashboard.words import Proof, proof_of
-from api.parts import Parts, parts_of
-from api.query import read_cursor, write_cursor
+from api.dependencies import Parts, parts_of, read_cursor, write_cursor
 from api.routes import decisions
 from api.routes.session import Form
 from api.views.hosts import list_hosts
 from api.views.jobs import list_steps
+from api.views.ledger import ends_of, nodes_of
 from api.views.matrix import Matrix, read_matrix
-from api.views.part_names import ends_of, nodes_of
 from api.views.ranks import Rank, list_ranks
 from api.views.timeline import Change, Entry, find_changes, read_timeline
 from lockstep.clock import NS_PER_S

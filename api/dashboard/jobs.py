@@ -9,8 +9,7 @@ from fastapi.responses import HTMLResponse
 from analyzer.windows.window import Window
 from api.dashboard.pages import call, job_call, page_router, render
 from api.dashboard.pictures import find_latest, find_slowest
-from api.parts import Parts, parts_of
-from api.query import check_range
+from api.dependencies import Parts, check_range, parts_of
 from api.views.jobs import find_job, list_jobs, list_steps
 from api.views.matrix import Lags, Matrix, read_lags, read_matrix
 from api.views.ranks import Closed, find_closed, list_communicators, list_ranks, newest_attempt

@@ -20,7 +20,7 @@ from starlette.types import Scope
 
 from api.auth import Reader, allows, find_caller
 from api.dashboard import words
-from api.parts import parts_of
+from api.dependencies import parts_of
 from api.problems import classify
 from lockstep import __version__
 from lockstep import words as plain_words

@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse
 
 from api.dashboard.jobs import choose_job
 from api.dashboard.pages import call, job_call, page_router, render
-from api.parts import Parts, parts_of
+from api.dependencies import Parts, parts_of
 from api.views.hosts import list_hosts
 from api.views.ranks import list_ranks, newest_attempt
 from lockstep.clock import NS_PER_S

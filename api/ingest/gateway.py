@@ -20,7 +20,6 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from api.ingest.checking import Arrival, BatchChecker, Bundle, CheckLimits
-from api.ingest.claims import RankClaims
 from api.ingest.log import (
     Entry,
     OpenSegment,
@@ -32,7 +31,7 @@ from api.ingest.log import (
     recover,
     segment_number,
 )
-from api.ingest.segments import KeptRows, Piece, insert_all, inserts_of
+from api.ingest.segments import KeptRows, Piece, RankClaims, insert_all, inserts_of
 from lockstep.batches import BatchName
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.directories import lock_directory

@@ -7,9 +7,8 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import Field
 
 from api.auth import Admin, Agent, Joiner, Reader
-from api.parts import Held, Parts, parts_of
+from api.dependencies import Held, KnownParameters, Page, Paged, Parts, parts_of
 from api.problems import problem
-from api.query import KnownParameters, Page, Paged
 from lockstep.errors import BadInput, ChangedMeanwhile, NotPresent
 from lockstep.state.documents import AuditLine, list_audit
 from lockstep.state.policies import (

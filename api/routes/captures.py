@@ -19,8 +19,7 @@ from pydantic import Field
 
 from api.auth import Actor, Admin, Reader
 from api.captures import CaptureFolder, Replay, StoredCapture, replay_apart
-from api.parts import Held, Parts, parts_of
-from api.query import Identity, JobName, KnownParameters, Page, Paged
+from api.dependencies import Held, Identity, JobName, KnownParameters, Page, Paged, Parts, parts_of
 from lockstep.capture.exchange import export_capture
 from lockstep.capture.files import CaptureWriter
 from lockstep.clock import NS_PER_S, Clock

@@ -8,10 +8,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from analyzer.windows.jobs import read_roster
 from analyzer.windows.window import Window
 from api.auth import Reader, admit_reader
-from api.parts import Held
-from api.query import (
+from api.dependencies import (
     USUAL,
     Cursor,
+    Held,
     Identity,
     KnownParameters,
     Limit,

@@ -11,9 +11,9 @@ from pydantic import Field
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.auth import Agent, TokenCache, find_agent
+from api.dependencies import Parts, parts_of
 from api.ingest.checking import CheckLimits
 from api.ingest.log import Entry
-from api.parts import Parts, parts_of
 from importers.traces import alertmanager, gpud
 from importers.traces.readings import Statement, event_rows
 from lockstep.batches import (

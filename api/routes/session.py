@@ -10,8 +10,8 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, PackageLoader, select_autoescape
 
 from api.auth import LOGIN, SESSION_COOKIE, check_origin, check_scope, prove, safe_next
+from api.dependencies import parts_of
 from api.limits import ONLY_KNOWN, is_known_token
-from api.parts import parts_of
 from lockstep.clock import NS_PER_S
 from lockstep.errors import BadInput, NotAllowed
 from lockstep.sections import ApiSettings

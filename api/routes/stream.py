@@ -15,8 +15,8 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from api.auth import Reader, require_reader
+from api.dependencies import KnownParameters
 from api.limits import caller_of
-from api.query import KnownParameters
 from lockstep.errors import BadInput, LockstepError, NotAllowed
 from lockstep.state.database import ControlDatabase
 from lockstep.state.incidents import Change, changes_since, newest_change

@@ -12,8 +12,18 @@ from api.alerts.notifier import make_notifier
 from api.alerts.service import all_targets
 from api.alerts.transport import check_allowed
 from api.auth import Admin, Reader
-from api.parts import Held, Parts, parts_of
-from api.query import Cursor, KnownParameters, Limit, Page, add_link, cut_page, read_cursor
+from api.dependencies import (
+    Cursor,
+    Held,
+    KnownParameters,
+    Limit,
+    Page,
+    Parts,
+    add_link,
+    cut_page,
+    parts_of,
+    read_cursor,
+)
 from lockstep.alerts import Notification, Target
 from lockstep.errors import BadInput, NotPresent
 from lockstep.state.deliveries import Delivery, DeliveryState, Try, list_deliveries, replay_delivery

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from api.query import show_timestamp
+from api.dependencies import show_timestamp
 from api.views.hosts import incidents_by_name, load_of, rate_gbps
 from lockstep.clock import NS_PER_S
 from lockstep.errors import NotPresent

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import Field
 
-from api.query import SortKey, show_timestamp
-from api.views.part_names import nodes_of
+from api.dependencies import SortKey, show_timestamp
+from api.views.ledger import nodes_of
 from lockstep.clock import NS_PER_S
 from lockstep.errors import NotPresent
 from lockstep.execution import Isolated

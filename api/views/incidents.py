@@ -7,8 +7,8 @@ import anyio
 from anyio import to_thread
 from pydantic import Field
 
-from api.cache import Refreshed
-from api.query import SortKey, show_timestamp, write_cursor
+from api.dependencies import SortKey, show_timestamp, write_cursor
+from api.sharing import Refreshed
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.decision import Decision
 from lockstep.execution import Outcome

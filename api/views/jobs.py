@@ -1,20 +1,24 @@
-"""Which jobs there are and how each is: running, slow, hung, crashed or ended, since when, and in which step."""
+"""Which jobs there are, how each is, since when and in which step, and the checkpoints it can go back to."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
 
-from api.query import SortKey, show_timestamp
+from api.dependencies import Page, SortKey, cut_sorted, show_timestamp
 from lockstep.clock import NS_PER_S
 from lockstep.errors import NotPresent
+from lockstep.sections import PlannerSettings
 from lockstep.state.database import ControlDatabase
+from lockstep.state.decisions import list_executions
 from lockstep.state.incidents import open_incidents
 from lockstep.store.store import Store
 from lockstep.verdict import Frozen, Incident
+from planner.checkpoints.checkpoint import Catalogue, Checkpoint, newest_first
+from planner.checkpoints.choose import CheckpointFolders
+from planner.steps import find_unloadable
 
 Condition = Literal["running", "slow", "hung", "crashed", "unseen", "ended"]
-
 _ALIVE_NS = 120 * NS_PER_S  # as long as the analyzer looks back for signs of life
 _DAY_NS = 86_400 * NS_PER_S
 _Key = tuple[str, int]  # job and attempt
@@ -25,7 +29,6 @@ _CONDITIONS: tuple[tuple[Condition, frozenset[str]], ...] = (
     ("unseen", frozenset({"telemetry_lost"})),
     ("slow", frozenset({"comm_slow", "noncomm_slow", "global_slow", "software"})),
 )
-
 _KNOWN = """
 SELECT job, attempt, max(attempts.ranks) AS ranks, uniqExactMerge(attempts.hosts) AS hosts,
        max(attempts.nccl_version) AS nccl_version,
@@ -53,6 +56,24 @@ FROM steps WHERE start_ns >= {since:Int64} AND (job, attempt, steps.step) IN (
         WHERE job IN {jobs:Array(String)} AND start_ns >= {since:Int64} GROUP BY job, attempt
     )
 ) GROUP BY job, attempt
+"""
+_BEFORE_ALL = 2**63 - 1
+# What was told in-band is better than what was found in the traffic; of one step there may be both. Which are on the
+# page is read off the end of the table's order, so that a page costs the same after a day and after half a year.
+_STEPS = """
+SELECT attempt, step, argMax(start, is_told) AS start_ns, argMax(end, is_told) AS end_ns,
+       argMax(slowest, is_told) AS slowest_rank, argMax(longest, is_told) / 1e9 AS step_s,
+       argMax(n, is_told) AS ranks, if(max(is_told), 'told', 'period') AS source
+FROM (SELECT attempt, step, source = 'told' AS is_told, min(start_ns) AS start, max(end_ns) AS end,
+             argMax(world_rank, end_ns - start_ns) AS slowest, max(end_ns - start_ns) AS longest,
+             uniqExact(world_rank) AS n
+      FROM steps WHERE job = {job:String} AND (attempt, step) IN (
+          SELECT DISTINCT attempt, step FROM steps
+          WHERE job = {job:String}
+            AND (attempt < {attempt:Int64} OR attempt = {attempt:Int64} AND step < {step:Int64})
+          ORDER BY attempt DESC, step DESC LIMIT {most:UInt64})
+      GROUP BY attempt, step, source)
+GROUP BY attempt, step ORDER BY attempt DESC, step DESC LIMIT {most:UInt64}
 """
 
 
@@ -120,6 +141,102 @@ def judge_condition(is_alive: bool, faults: Iterable[Incident]) -> tuple[Conditi
     return ("running" if is_alive else "ended"), ""
 
 
+class TrainingStep(Frozen):
+    """One training step of a job over all ranks that tell of it."""
+
+    attempt: int = Field(ge=0)
+    step: int = Field(ge=0)
+    start_ns: int = Field(ge=0)
+    end_ns: int = Field(ge=0)
+    start_at: str | None = None
+    step_s: float = Field(ge=0, description="of the slowest rank, in seconds")
+    slowest_rank: int = Field(ge=0)
+    ranks: int = Field(ge=0, description="that report this step")
+    source: str = Field(description="told: reported by the job itself; period: found in its traffic")
+
+
+def list_steps(store: Store, job: str, limit: int, after: SortKey | None = None) -> list[TrainingStep]:
+    """Return steps, the newest first; `after` is (attempt, step) of the last one that is known already."""
+    attempt, step = after or (_BEFORE_ALL, _BEFORE_ALL)
+    rows = store.query(_STEPS, {"job": job, "attempt": attempt, "step": step, "most": limit}).to_pylist()
+    return [TrainingStep(**row, start_at=show_timestamp(row["start_ns"])) for row in rows]
+
+
+class ShownCheckpoint(Frozen):
+    """A checkpoint, and when it was saved as a person reads it."""
+
+    checkpoint: Checkpoint
+    saved_at: str | None = None
+    seconds_ago: float
+
+
+class Return(Frozen):
+    """What going back to the newest good checkpoint takes."""
+
+    path: str
+    format: str
+    repeats_s: float = Field(ge=0, description="work that is done again")
+    load_s: float = Field(ge=0)
+    convert_s: float = Field(ge=0)
+    steps_lost: int | None = Field(None, description="from its step to the newest known one; None: one is not known")
+
+
+class Checkpoints(Page[ShownCheckpoint]):
+    """A page of a job's checkpoints, the newest first, and what all of them mean."""
+
+    job: str
+    folder: str
+    back_to: Return | None = Field(None, description="None: no checkpoint is verified to be complete")
+    next_save_s: float | None = Field(None, description="until the next is expected; None: unknown")
+    remarks: tuple[str, ...] = ()
+
+
+def open_folders(settings: PlannerSettings, control: ControlDatabase | None = None) -> CheckpointFolders | None:
+    """Return what looks at checkpoints as the planner does; None where nobody said where they are."""
+    if not settings.checkpoints:
+        return None
+    return CheckpointFolders(
+        settings.checkpoints,
+        settings.read_mb_per_s,
+        settings.checkpoint_quiet_s,
+        unloadable=lambda: find_unloadable(list_executions(control)) if control else {},
+    )
+
+
+def read_checkpoints(
+    folders: CheckpointFolders | None,
+    job: str,
+    now_ns: int,
+    limit: int,
+    after: SortKey | None,
+    step: int | None = None,
+) -> Checkpoints:
+    """Return a page of a job's checkpoints; `step` is the newest that it has done."""
+    if folders is None:
+        raise NotPresent("planner.checkpoints is not set, so nobody knows where checkpoints are")
+    catalogue = folders.catalogue(job, now_ns)
+    found = sorted(catalogue.checkpoints, key=newest_first)
+    page = cut_sorted(found, limit, after, sort_key)
+    return Checkpoints(
+        items=tuple(
+            (ShownCheckpoint(checkpoint=each, saved_at=show_timestamp(each.saved_ns), seconds_ago=each.age_s(now_ns)))
+            for each in page.items
+        ),
+        next=page.next,
+        job=job,
+        folder=catalogue.folder,
+        back_to=_return(folders, catalogue, now_ns, step),
+        next_save_s=folders.next_save_s(job, now_ns),
+        remarks=catalogue.remarks,
+    )
+
+
+def sort_key(checkpoint: Checkpoint) -> SortKey:
+    """Return where a checkpoint stands in the list: the newest step first, those without a step last."""
+    is_unknown, step, saved, path = newest_first(checkpoint)
+    return int(is_unknown), step, saved, path
+
+
 def _narrow(
     job: str | None, conditions: Collection[Condition], alive: Collection[_Key], faults: Mapping[_Key, list[Incident]]
 ) -> tuple[str, str, dict[str, object]]:
@@ -176,43 +293,16 @@ def _read_steps(store: Store, jobs: list[str], now_ns: int) -> dict[_Key, tuple[
     return {(row["job"], row["attempt"]): (row["step"], row["step_s"]) for row in rows.to_pylist()}
 
 
-_BEFORE_ALL = 2**63 - 1
-
-# What was told in-band is better than what was found in the traffic; of one step there may be both. Which are on the
-# page is read off the end of the table's order, so that a page costs the same after a day and after half a year.
-_STEPS = """
-SELECT attempt, step, argMax(start, is_told) AS start_ns, argMax(end, is_told) AS end_ns,
-       argMax(slowest, is_told) AS slowest_rank, argMax(longest, is_told) / 1e9 AS step_s,
-       argMax(n, is_told) AS ranks, if(max(is_told), 'told', 'period') AS source
-FROM (SELECT attempt, step, source = 'told' AS is_told, min(start_ns) AS start, max(end_ns) AS end,
-             argMax(world_rank, end_ns - start_ns) AS slowest, max(end_ns - start_ns) AS longest,
-             uniqExact(world_rank) AS n
-      FROM steps WHERE job = {job:String} AND (attempt, step) IN (
-          SELECT DISTINCT attempt, step FROM steps
-          WHERE job = {job:String}
-            AND (attempt < {attempt:Int64} OR attempt = {attempt:Int64} AND step < {step:Int64})
-          ORDER BY attempt DESC, step DESC LIMIT {most:UInt64})
-      GROUP BY attempt, step, source)
-GROUP BY attempt, step ORDER BY attempt DESC, step DESC LIMIT {most:UInt64}
-"""
-
-
-class TrainingStep(Frozen):
-    """One training step of a job over all ranks that tell of it."""
-
-    attempt: int = Field(ge=0)
-    step: int = Field(ge=0)
-    start_ns: int = Field(ge=0)
-    end_ns: int = Field(ge=0)
-    start_at: str | None = None
-    step_s: float = Field(ge=0, description="of the slowest rank, in seconds")
-    slowest_rank: int = Field(ge=0)
-    ranks: int = Field(ge=0, description="that report this step")
-    source: str = Field(description="told: reported by the job itself; period: found in its traffic")
-
-
-def list_steps(store: Store, job: str, limit: int, after: SortKey | None = None) -> list[TrainingStep]:
-    """Return steps, the newest first; `after` is (attempt, step) of the last one that is known already."""
-    attempt, step = after or (_BEFORE_ALL, _BEFORE_ALL)
-    rows = store.query(_STEPS, {"job": job, "attempt": attempt, "step": step, "most": limit}).to_pylist()
-    return [TrainingStep(**row, start_at=show_timestamp(row["start_ns"])) for row in rows]
+def _return(folders: CheckpointFolders, catalogue: Catalogue, now_ns: int, step: int | None) -> Return | None:
+    resume = folders.newest(str(catalogue.job), None, now_ns)
+    if resume is None:
+        return None
+    saved = next((each.step for each in catalogue.complete if each.path == resume.path), None)
+    return Return(
+        path=resume.path,
+        format=resume.form,
+        repeats_s=resume.age_s,
+        load_s=resume.load_s,
+        convert_s=resume.convert_s,
+        steps_lost=max(step - saved, 0) if step is not None and saved is not None else None,
+    )

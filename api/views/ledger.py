@@ -1,4 +1,4 @@
-"""The ledger of parts: what each piece of hardware did before, and whether one that was sent back is here again."""
+"""The ledger of parts: how they are named, what each did before, and whether one that was sent back is here again."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -7,8 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from api.query import show_timestamp
-from api.views.part_names import KINDS, check_component, concerns, nodes_of
+from api.dependencies import show_timestamp
 from api.views.returned import (
     Past,
     Sighting,
@@ -20,12 +19,71 @@ from api.views.returned import (
     suspect_uuids,
 )
 from lockstep.clock import NS_PER_S
-from lockstep.errors import NotPresent
+from lockstep.errors import BadInput, NotPresent
 from lockstep.execution import Isolated, Outcome
 from lockstep.state.database import ControlDatabase
 from lockstep.store.store import Store
 from lockstep.verdict import FaultClass, Frozen, Grade, Incident
 from lockstep.words import kind_of
+
+KINDS = frozenset({"host", "gpu", "nic", "link", "switch", "port", "nvlink", "pcie"})
+_LONGEST = 300
+
+LOOKBACK_S = 90 * 86_400  # a part that was fine for a quarter of a year has no history
+_MOST_EVENTS = 100  # of one part
+_SEVERE = ("error", "critical")
+_Row = dict[str, Any]  # Any: columns of several types
+_COUNTS = """
+SELECT component, countIf(severity IN ('error', 'critical')) AS severe, max(ts_ns) AS last_ns
+FROM events WHERE ts_ns >= {since:Int64} AND component != '' GROUP BY component HAVING severe > 0
+"""
+_EVENTS = """
+SELECT ts_ns, host, source, kind, component, severity, message FROM events
+WHERE ts_ns >= {since:Int64} AND (component IN {names:Array(String)} OR host IN {hosts:Array(String)})
+ORDER BY ts_ns DESC LIMIT {most:UInt64}
+"""
+
+
+def check_component(component: str) -> str:
+    """Return the name itself, or raise BadInput where it is none of a piece of hardware."""
+    kind, colon, name = component.partition(":")
+    if kind not in KINDS or not colon or not name or len(component) > _LONGEST or "\0" in component:
+        kinds = ", ".join(sorted(KINDS))
+        raise BadInput(f"{component[:100]!r} is no name of a part: it is kind:name, and the kinds are {kinds}")
+    return component
+
+
+def ends_of(component: str) -> tuple[str, ...]:
+    """Return the places that a part's name speaks of.
+
+    >>> ends_of("link:h3/eth1--leaf1/12")
+    ('h3/eth1', 'leaf1/12')
+    """
+    return tuple(component.partition(":")[2].split("--"))
+
+
+def nodes_of(component: str) -> frozenset[str]:
+    """Return the hosts and switches that a part belongs to; none for a job or a rank."""
+    is_hardware = kind_of(component) in KINDS
+    return frozenset(end.partition("/")[0] for end in ends_of(component)) if is_hardware else frozenset()
+
+
+def concerns(part: str, component: str) -> bool:
+    """Return whether what is said of a component belongs to the history of a part.
+
+    A host has the history of all its parts, and so has a switch; a NIC or a port that of its cable.
+
+    >>> concerns("host:h3", "nic:h3/eth1"), concerns("nic:h3/eth1", "link:h3/eth1--leaf1")
+    (True, True)
+    >>> concerns("gpu:h3/1", "host:h3")
+    False
+    """
+    if part == component:
+        return True
+    kind, ends = kind_of(part), ends_of(part)
+    if kind in ("host", "switch"):
+        return ends[0] in nodes_of(component)
+    return kind in ("nic", "port") and kind_of(component) in ("link", "nic", "port") and ends[0] in ends_of(component)
 
 
 class PartSummary(Frozen):
@@ -79,22 +137,6 @@ class PartHistory(PartSummary):
     events: tuple[PartEvent, ...] = ()
     out_of_service: tuple[Isolated, ...] = ()
     sightings: tuple[Sighting, ...] = Field((), description="of GPUs: which were at this place, and where else")
-
-
-LOOKBACK_S = 90 * 86_400  # a part that was fine for a quarter of a year has no history
-_MOST_EVENTS = 100  # of one part
-_SEVERE = ("error", "critical")
-_Row = dict[str, Any]  # Any: columns of several types
-
-_COUNTS = """
-SELECT component, countIf(severity IN ('error', 'critical')) AS severe, max(ts_ns) AS last_ns
-FROM events WHERE ts_ns >= {since:Int64} AND component != '' GROUP BY component HAVING severe > 0
-"""
-_EVENTS = """
-SELECT ts_ns, host, source, kind, component, severity, message FROM events
-WHERE ts_ns >= {since:Int64} AND (component IN {names:Array(String)} OR host IN {hosts:Array(String)})
-ORDER BY ts_ns DESC LIMIT {most:UInt64}
-"""
 
 
 @dataclass

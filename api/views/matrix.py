@@ -14,7 +14,7 @@ from pydantic import Field
 
 from analyzer.windows.jobs import Roster
 from analyzer.windows.window import Window
-from api.cache import TtlCache
+from api.sharing import TtlCache
 from api.views.ranks import Closed, find_closed, newest_attempt, rank_numbers
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.errors import NotPresent

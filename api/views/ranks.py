@@ -10,7 +10,7 @@ from pydantic import Field
 from analyzer.windows.jobs import Roster, build_roster, read_roster
 from analyzer.windows.silence import HostReport, find_reports
 from analyzer.windows.window import EvaluationOptions, Window, window_at
-from api.query import SortKey, show_timestamp
+from api.dependencies import SortKey, show_timestamp
 from lockstep.clock import NS_PER_S
 from lockstep.errors import NotPresent
 from lockstep.store.store import Store

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from api.query import show_timestamp
+from api.dependencies import show_timestamp
 from lockstep.execution import Isolated, NodeOrder, Outcome
 from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import list_isolated, list_node_orders, list_outcomes

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field
 
 from analyzer.windows.jobs import list_hosts as as_parameter
-from api.query import SortKey, digest_of, show_timestamp
+from api.dependencies import SortKey, digest_of, show_timestamp
 from lockstep.clock import NS_PER_S
 from lockstep.decision import Decision
 from lockstep.execution import Execution, Isolated, Order, Outcome

@@ -222,7 +222,7 @@ class _Grid:
         return min(_LARGEST, max(_SMALLEST, (_WIDTH - 70) / max(len(self.columns), 1)))
 
 
-def draw_loads(network: Network, loads: Mapping[str, np.ndarray], title: str) -> str:
+def draw_loads(network: Network, loads: Mapping[str, np.ndarray]) -> str:
     """Return an SVG with one column of grids per named load; colour is the use of a link, over its rate."""
     grids = _find_grids(network)
     uses = {name: find_use(network, load) for name, load in loads.items()}
@@ -232,7 +232,7 @@ def draw_loads(network: Network, loads: Mapping[str, np.ndarray], title: str) ->
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:.0f}" font-size="11">',
         f'<rect width="{width}" height="{height:.0f}" fill="white"/>',
         '<g font-family="sans-serif">',
-        f'<text x="10" y="20" font-size="14">{escape(title)}</text>',
+        '<text x="10" y="20" font-size="14">Link loads</text>',
         *_draw_scale(width),
     ]
     for index, (name, use) in enumerate(uses.items()):

@@ -16,8 +16,8 @@ import uvicorn.server
 from fastapi import FastAPI
 
 from api.app import create_app
+from api.dependencies import Parts
 from api.ingest.gateway import Gateway, GatewayOptions
-from api.parts import Parts
 from lockstep.batches import AGENT_HEADER, BOOT_HEADER, CONTENT_TYPE, ENCODING, NUMBER_HEADER, VERSION_HEADER
 from lockstep.clock import Clock
 from lockstep.config import Settings

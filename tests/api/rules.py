@@ -10,8 +10,8 @@ from starlette.routing import Mount
 
 from api.app import create_app
 from api.auth import admit_reader, require_actor, require_admin, require_agent, require_joiner, require_scraper
-from api.parts import Parts
-from api.routes.paths import require_host_or_reader
+from api.dependencies import Parts
+from api.routes.cluster import require_host_or_reader
 from lockstep.state.tokens import Scope
 
 # Who gets in by each guard.

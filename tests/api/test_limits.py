@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from starlette.types import Scope
 
 from api.auth import SESSION_COOKIE
-from api.idempotency import Idempotency
 from api.limits import REFUSED_PER_S, Buckets, most_bytes
+from api.middleware import Idempotency
 from lockstep.clock import NS_PER_S, ManualClock
 from lockstep.config import Settings
 from lockstep.errors import NotAllowed
@@ -160,7 +160,7 @@ def test_body_with_a_key_is_not_read_before_its_sender_is_known(monkeypatch: pyt
     async def route(scope: Scope, *_: object) -> None:
         met.append(scope["path"])
 
-    monkeypatch.setattr("api.idempotency.find_caller", refuse)
+    monkeypatch.setattr("api.middleware.find_caller", refuse)
     scope = {"type": "http", "method": "POST", "path": "/api/v1/tokens", "headers": [(b"idempotency-key", b"k")]}
     asyncio.run(Idempotency(route)(scope, receive, send))
     assert met == ["/api/v1/tokens"], "which refuses them"

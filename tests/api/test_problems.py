@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.app import create_app
+from api.dependencies import Page, SortKey, cut_page, cut_sorted, digest_of, read_cursor, refuse_unknown, write_cursor
 from api.problems import name_operation
-from api.query import Page, SortKey, cut_page, cut_sorted, digest_of, read_cursor, refuse_unknown, write_cursor
 from lockstep.errors import (
     BadInput,
     BadSettings,

@@ -10,7 +10,7 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from api import store_slots
+from api import sharing
 from lockstep.clock import SystemClock
 from lockstep.config import Settings
 from lockstep.sections import ApiSettings
@@ -67,7 +67,7 @@ def hung_readers(api: Api, store: FakeHangingStore, paths: list[str]) -> Iterato
 @pytest.fixture
 def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Api, FakeHangingStore]]:
     """An app over a store that hangs, which waits a moment for a slot, with an incident and a decision."""
-    monkeypatch.setattr(store_slots, "WAIT_S", 0.05)
+    monkeypatch.setattr(sharing, "WAIT_S", 0.05)
     store, settings = FakeHangingStore(), Settings(api=ApiSettings(requests_per_s=0, store_reads=8))
     with running_api(tmp_path, store, settings=settings, clock=SystemClock()) as api:
         now_ns = api.parts.clock.now_ns()

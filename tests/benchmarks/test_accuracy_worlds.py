@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from benchmarks.accuracy_chain import Chain
-from benchmarks.accuracy_faults import KINDS
+from benchmarks.accuracy_faults import KINDS, Chain
 from benchmarks.accuracy_score import Hit, Named, Score, score
 from benchmarks.accuracy_table import figures_of_worlds
 from benchmarks.accuracy_truth import Facts, Step, find_truth, find_twins

@@ -15,8 +15,8 @@ import pytest
 from sqlalchemy import select
 
 from api.web import listen_on
+from cli.serve import _print_incident
 from cli.setup import who_asks
-from cli.up import _announce
 from lockstep.config import Settings
 from lockstep.errors import LockstepError
 from lockstep.fabrics import leaf_spine
@@ -142,14 +142,16 @@ def told(**changes: object) -> Incident:
 
 
 def test_incident_is_one_line_when_it_opens_and_one_when_it_closes(capsys: pytest.CaptureFixture[str]) -> None:
-    _announce(told(), T0 + 17 * SECOND + SECOND // 2)
+    _print_incident(told(), T0 + 17 * SECOND + SECOND // 2)
     assert capsys.readouterr().out == (
         "22:13:32 comm_slow nic:[/h3]/eth1 (0.97, reported 17.5 s after it began): "
         "h3's eth1 sends at a tenth of its rate, says Zoë\n"
     )
-    _announce(told(updated_ns=T0 + 17 * SECOND), T0 + 18 * SECOND)
+    _print_incident(told(updated_ns=T0 + 17 * SECOND), T0 + 18 * SECOND)
     assert capsys.readouterr().out == ""
-    _announce(told(state="closed", updated_ns=T0 + 60 * SECOND, closed_because="the part has been normal again"), T0)
+    _print_incident(
+        told(state="closed", updated_ns=T0 + 60 * SECOND, closed_because="the part has been normal again"), T0
+    )
     assert capsys.readouterr().out == "22:14:20 closed nic:[/h3]/eth1: the part has been normal again\n"
 
 

@@ -22,8 +22,8 @@ from cryptography.x509.oid import NameOID
 from fastapi import FastAPI, Request
 
 from api.app import create_app
+from api.dependencies import Parts
 from api.ingest.gateway import Gateway, GatewayOptions
-from api.parts import Parts
 from api.routes.health import health_app
 from api.web import WebServer, check_exposure, read_tls, scheme_of
 from lockstep.config import Settings, load_settings

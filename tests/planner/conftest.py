@@ -6,8 +6,7 @@ import pytest
 
 from lockstep.state.database import ControlDatabase
 from lockstep.state.leases import Lease
-from tests.planner.site import SiteMaker
-from tests.planner.world import Harness, lease_of, planner_of, start
+from tests.planner.world import Harness, SiteMaker, lease_of, planner_of, start
 
 
 @pytest.fixture

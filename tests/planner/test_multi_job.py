@@ -15,7 +15,7 @@ from planner.decide import Policy
 from planner.limits import Constraints, Limits
 from planner.multi_job import Cause, Part, build_cluster, decide_parts, describe, identify, share_nodes
 from tests.planner.build import SAVED, cluster, context, crash, decision, incident, job, seconds
-from tests.planner.site import LINEAR, Site, SiteMaker
+from tests.planner.world import LINEAR, Site, SiteMaker
 
 SHRUNK = job(nodes=tuple(f"h{number}" for number in range(7)), gpus=56, throughput=LINEAR)
 

@@ -12,7 +12,7 @@ from planner.context import JobFacts
 from planner.rebalance import Seen, find_triggers, say
 from planner.snapshot import Snapshot
 from tests.planner.build import SAVED, crash, incident, seconds
-from tests.planner.site import NODES, FakeSurveyor, Site, SiteMaker, restarted, shrunk
+from tests.planner.world import NODES, FakeSurveyor, Site, SiteMaker, restarted, shrunk
 
 
 @pytest.fixture

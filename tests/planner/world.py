@@ -1,12 +1,12 @@
-"""A planner over a real control database and the fake controller, for tests of whole executions."""
+"""Planners over a real control database and the fake controller, with readers that know all: one job, or several."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lockstep.decision import Decision, Mode
-from lockstep.execution import Execution, Order, OrderKind
+from lockstep.execution import Execution, Order, OrderKind, Step
 from lockstep.state.database import ControlDatabase
-from lockstep.state.decisions import give_order, list_decisions, list_executions
+from lockstep.state.decisions import find_execution, give_order, list_decisions, list_executions, save_execution
 from lockstep.state.incidents import save_incidents
 from lockstep.state.leases import Lease
 from lockstep.verdict import Incident
@@ -15,10 +15,11 @@ from planner.decide import PlannerOptions, Policy
 from planner.execute import Executor
 from planner.limits import Limits
 from planner.node_return import Returner
+from planner.rebalance import Rebalancer
 from planner.service import PlannerService
-from planner.snapshot import Snapshot
+from planner.snapshot import Overview, Snapshot
 from tests.fixtures.control import hold_lease
-from tests.planner.build import HOSTS, cluster, crash, incident, job, seconds
+from tests.planner.build import HOSTS, SAVED, cluster, crash, execution, incident, isolated, job, seconds
 from tests.planner.fake_controller import FakeController, make_world
 
 NODES = [*HOSTS, "h8", "h9"]
@@ -96,3 +97,148 @@ class Harness:
 def lease_of(control: ControlDatabase, holder: str = "planner-1", at_s: float = 10.0) -> Lease:
     """Return the planner's lease, taken from whoever had it."""
     return hold_lease(control, "planner", holder, ttl_ns=10**13, now_ns=seconds(at_s))
+
+
+@dataclass
+class FakeSurveyor:
+    """Knows every job that the fake controller runs, with tables by their first names."""
+
+    controller: FakeController
+    tables: dict[str, dict[int, float]]
+    silent: set[str] = field(default_factory=set)
+    weights: dict[str, float] = field(default_factory=dict)
+    least: dict[str, int] = field(default_factory=dict)
+    resume: Resume | None = SAVED
+    next_save_s: float | None = None
+    spares: tuple[str, ...] = ()
+    trouble: str | None = None
+
+    def survey(self, now_ns: int) -> Overview:
+        world = self.controller.world
+        found = [job for job in world.jobs.values() if job["state"] == "running" and job["id"] not in self.silent]
+        jobs = [self._facts(job["id"], tuple(job["nodes"])) for job in found]
+        held = {node for job in jobs for node in job.nodes}
+        free = tuple(node for node in self.spares if node not in held and world.nodes[node] is None)
+        nodes = None if self.trouble else self.controller.nodes()
+        return Overview(jobs, ClusterFacts(spares=free, can_restart=True), nodes, self.trouble)
+
+    def _facts(self, name: str, nodes: tuple[str, ...]) -> JobFacts:
+        first = name.partition("+")[0]
+        return JobFacts(
+            name,
+            nodes=nodes,
+            gpus=8 * len(nodes),
+            resume=self.resume,
+            resume_smaller=self.resume,
+            next_save_s=self.next_save_s,
+            throughput=self.tables.get(first, {}),
+            weight=self.weights.get(first, 1.0),
+            min_nodes=self.least.get(first, 1),
+            throughput_from="measured on 7, 8 nodes",
+            measured=frozenset({7, 8}),
+        )
+
+    def read(self, incident: Incident, now_ns: int) -> Snapshot:
+        view = self.survey(now_ns)
+        mine = [job for job in view.jobs if job.job == incident.job]
+        others = [job for job in view.jobs if job.job != incident.job]
+        return Snapshot(mine[0], view.cluster, others, nodes=view.nodes)
+
+    def resume_on(self, job: JobFacts, nodes: int, now_ns: int) -> Resume | None:
+        return self.resume
+
+    def is_over(self, job: str) -> bool:
+        view = self.controller.job(job)
+        return view is not None and view.state in ("ended", "failed")
+
+
+LINEAR = {count: 8.0 * count for count in range(1, 9)}
+
+
+@dataclass
+class Site:
+    """A cluster in which train lost h3 and goes on with seven nodes as train+1."""
+
+    control: ControlDatabase
+    controller: FakeController
+    reader: FakeSurveyor
+    planner: PlannerService
+    lease: Lease
+
+    def run(self, at_s: float) -> int:
+        return self.planner.run_once(self.lease, seconds(at_s))
+
+    def end_job(self, name: str) -> None:
+        jobs = self.controller.world.jobs
+        self.controller.change(jobs=jobs | {name: jobs[name] | {"state": "ended"}})
+
+    def grow(self, at_s: float = 111) -> Decision:
+        """Return what is decided when h3 is back."""
+        self.run(100)
+        self.bring_back()
+        self.run(at_s)
+        (found,) = self.plans()
+        return found
+
+    def plans(self) -> list[Decision]:
+        return [each for each in list_decisions(self.control) if each.part_of]
+
+    def say(self, decision: Decision, kind: OrderKind, at_s: float) -> None:
+        give_order(self.control, Order(decision=decision.id, kind=kind, who="ada", ts_ns=seconds(at_s)))
+
+    def find_run(self, decision: Decision) -> Execution | None:
+        return find_execution(self.control, decision.id)
+
+    def run_all(self, from_s: int, to_s: int) -> list[str]:
+        """Run once a second; return what the controller has started again by then, and on which nodes."""
+        for at_s in range(from_s, to_s):
+            self.run(at_s)
+        return [act for act in self.controller.world.acts if act.startswith("restart")]
+
+    def bring_back(self, node: str = "h3", at_s: float = 100.0) -> None:
+        """Return the isolated node to service."""
+        assert self.controller.release(node, "d0").is_good
+        row = isolated(decision="d0", state="returned", since_ns=seconds(10), changed_ns=seconds(at_s))
+        save_execution(self.control, shrunk(), self.lease, [row])
+
+
+def shrunk(**changes: object) -> Execution:
+    """Return what was done when h3 was lost."""
+    fields = {"decision": "d0", "action": "reconfigure", "began_ns": seconds(10), "ended_ns": seconds(20)}
+    return execution(**(fields | {"new_job": "train+1"} | changes))
+
+
+def restarted(job: str, new_job: str, at_s: float) -> Execution:
+    """Return that we have started a job again under another name, for a reason of its own."""
+    done = {"state": "done", "began_ns": seconds(at_s - 3), "ended_ns": seconds(at_s)}
+    step = Step(act="restart", subject=job, **done)
+    return shrunk(decision=f"d-{job}", job=job, action="restart_process", new_job=new_job, steps=(step,), **done)
+
+
+@dataclass
+class SiteMaker:
+    folder: Path
+    control: ControlDatabase
+    lease: Lease
+
+    def make(self, mode: Mode = "observe", surveyor: type[FakeSurveyor] = FakeSurveyor, **known: object) -> Site:
+        control, controller = self.control, make_world(self.folder / "cluster.json", NODES)
+        over = incident(crash()).model_copy(update={"state": "closed", "closed_ns": seconds(30)})
+        save_incidents(control, [over], None)
+        controller.mark(h3="d0")
+        controller.run_job("train+1", [node for node in NODES[:8] if node != "h3"])
+        save_execution(control, shrunk(), self.lease, [isolated(decision="d0", at_s=10)])
+        reader = surveyor(controller, {"train": LINEAR, "chat": LINEAR}, **known)  # type: ignore[arg-type]
+        policy = Policy(modes={"grow": mode, "reconfigure": mode, "replace": mode})
+        options = PlannerOptions(policy=policy, survey_s=10.0)
+        rebalancer = Rebalancer(control, reader, options)
+        planner = PlannerService(control, reader, options, Executor(control, controller), None, rebalancer)
+        site = Site(control, controller, reader, planner, self.lease)
+        site.end_job("train")
+        return site
+
+    def make_unequal(self, mode: Mode = "execute") -> Site:
+        """Return a site in which train is worth ten times as much as chat, which has two nodes and needs one."""
+        site = self.make(mode, weights={"train": 10.0})
+        site.controller.run_job("chat", ["h8", "h9"])
+        return site

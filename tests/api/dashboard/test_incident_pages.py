@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from api.dashboard import pages, words
+from api.dashboard.cluster import HIDDEN, show_settings
 from api.dashboard.incidents import Location, choose_ranks, find_cables, say_ranks
-from api.dashboard.settings import HIDDEN, show_settings
 from api.views.ranks import Rank
 from lockstep.config import load_settings
 from lockstep.fabrics import leaf_spine

@@ -10,8 +10,8 @@ from hypothesis import strategies as some
 
 from api.dashboard.pictures import draw_fabric, draw_heat, draw_sparkline, find_latest, find_slowest
 from api.dashboard.what_if import SUPPOSED_AGE_MIN, find_free, read_known
-from api.views.checkpoints import open_folders
 from api.views.fabric import FabricView, LinkView, NodeView
+from api.views.jobs import open_folders
 from api.views.matrix import Cells, Lags, Matrix, Seat
 from lockstep.config import Settings
 from lockstep.fabrics import leaf_spine

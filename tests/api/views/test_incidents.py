@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from api.query import read_cursor
+from api.dependencies import read_cursor
 from api.views.incidents import IncidentFilter, IncidentPages, IncidentView, find_incident, render_page, view_incident
 from api.views.timeline import find_changes, read_timeline, timeline_key
 from lockstep.clock import ManualClock

@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from api.views.checkpoints import open_folders, read_checkpoints, sort_key
 from api.views.fabric import LinkView, read_fabric
 from api.views.hosts import find_host, list_agents, list_gpus, list_hosts, list_nics, load_of, rate_gbps
-from api.views.ledger import find_part, list_parts
-from api.views.part_names import check_component, concerns
+from api.views.jobs import open_folders, read_checkpoints, sort_key
+from api.views.ledger import check_component, concerns, find_part, list_parts
 from lockstep.errors import BadInput, NotPresent
 from lockstep.execution import NodeOrder, Outcome, PartIdentity
 from lockstep.fabrics import leaf_spine

@@ -82,13 +82,13 @@ _SVG = "{http://www.w3.org/2000/svg}"
 def test_every_pair_of_switches_of_all_tiers_has_a_square_with_its_figures() -> None:
     network = without(build_network(leaf_spine(hosts=8, nics_per_host=1, leaves=4, spines=2)), ["leaf0--spine0"])
     plan = plan_paths(network, some_flows(network, 20, seed=1))
-    drawn = ElementTree.fromstring(draw_loads(network, {"<before>": plan.load * 2, "now": plan.load}, "Loads & more"))
+    drawn = ElementTree.fromstring(draw_loads(network, {"<before>": plan.load * 2, "now": plan.load}))
     titles = [title.text or "" for title in drawn.iter(f"{_SVG}title")]
     assert len(titles) == 2 * 8
     assert sum(title.endswith("dead") for title in titles) == 2
-    assert "Loads & more" in [text.text for text in drawn.iter(f"{_SVG}text")]
+    assert any((text.text or "").startswith("<before>") for text in drawn.iter(f"{_SVG}text"))
     tree = build_network(fat_tree(4))
-    drawn = ElementTree.fromstring(draw_loads(tree, {"idle": np.zeros(tree.directed_links)}, ""))
+    drawn = ElementTree.fromstring(draw_loads(tree, {"idle": np.zeros(tree.directed_links)}))
     assert len(list(drawn.iter(f"{_SVG}title"))) == 16 + 16
 
 

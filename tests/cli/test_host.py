@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.collect import StopSignals
+from cli.host import StopSignals
 from lockstep.fabrics import leaf_spine
 from lockstep.topology import dump_topology
 from tests.cli.commands import LOCKSTEP, Outcome, Run, check_failure, environment_for

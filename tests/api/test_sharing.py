@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from api import auth as cache_module
-from api import cache
+from api import sharing
 from api.auth import LIFE_S, TokenCache
-from api.cache import Refreshed, SingleFlight
+from api.sharing import Refreshed, SingleFlight
 from lockstep.batches import DetailRequest
 from lockstep.clock import NS_PER_S, ManualClock
 from lockstep.errors import ControlAway, StoreAway
@@ -169,7 +169,7 @@ def waiting(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
             count.release()
             return super().result(timeout)
 
-    monkeypatch.setattr(cache, "Future", Told)
+    monkeypatch.setattr(sharing, "Future", Told)
     return count
 
 

@@ -1,10 +1,11 @@
-"""A batch that was checked is inserted from rows kept in memory or from the log, and nobody can tell which it was."""
+"""What of a segment is stored: the same rows from memory as from the log, and no rank of another host's."""
 
 import threading
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from api.ingest import gateway as gateway_module
@@ -12,16 +13,19 @@ from api.ingest import segments
 from api.ingest.checking import Arrival, Bundle, CheckLimits, Rows, check_group
 from api.ingest.gateway import Gateway, GatewayOptions
 from api.ingest.log import Entry, OpenSegment, Segment, list_segments, read_segment
-from api.ingest.segments import KeptRows, Piece, inserts_of, size_of
+from api.ingest.segments import KeptRows, Piece, RankClaims, inserts_of, size_of
 from lockstep.batches import encode_batch
 from lockstep.errors import BadBatch
-from lockstep.records import Agent, Event
+from lockstep.records import Agent, Comm, Connection, Event, Progress
+from lockstep.store.store import Parameters
 from tests.api.fake_store import FakeStore, away
 from tests.api.ingest.build import NOW_NS, PATIENT_S, entry, newer_batch, running
-from tests.builders import make, rows
+from tests.builders import SECOND, T0, make, rows
 from tests.waiting import eventually
 
 LIMIT_S = 60.0
+
+
 LIMITS = CheckLimits(max_bytes=64 << 20, max_rows=100_000)
 
 
@@ -217,3 +221,59 @@ def test_rows_hold_on_to_nothing_of_their_batch_but_themselves() -> None:
     finally:
         tracemalloc.stop()
     assert size_of(kept) < 1_000
+
+
+class Held(FakeStore):
+    """A store that knows some claims and counts how often it is asked."""
+
+    def __init__(self, *known: Comm) -> None:
+        super().__init__()
+        self.asked: list[list[int]] = []
+        self._known = rows(*known) if known else rows(make(Comm))[:0]
+
+    def query(self, sql: str, parameters: Parameters | None = None) -> pa.Table:
+        self.asked.append((parameters or {})["comms"])
+        return self._known
+
+
+def progress(host: str, rank: int = 0, **fields: object) -> Progress:
+    return make(Progress, host=host, rank=rank, head_state="idle", **fields)
+
+
+def hosts(kept: Mapping[str, pa.Table], name: str) -> list[str]:
+    found: list[str] = kept[name]["host"].to_pylist()
+    return found
+
+
+def test_rows_of_a_rank_are_kept_from_its_first_host_and_a_second_claim_becomes_one_event() -> None:
+    claims = RankClaims(Held())
+    told = {"comms": rows(make(Comm, host="h3", rank=3), make(Comm, host="h9", rank=3, init_ns=1))}
+    told |= {"progress": rows(progress("h9", 3), progress("h3", 3), progress("h9", 2))}
+    kept, foreign = claims.admit(told, T0)
+    assert (hosts(kept, "comms"), hosts(kept, "progress"), foreign) == (["h3"], ["h3", "h9"], 2)
+    (event,) = kept["events"].to_pylist()
+    assert (event["host"], event["source"], event["kind"]) == ("h9", "gateway", "rank_claimed_twice")
+    assert event["message"].startswith("h9 claims rank 3 of communicator 0000000000000007 of job j1, which another")
+    kept, _ = claims.admit(told | {"events": rows(make(Event))}, T0)
+    assert hosts(kept, "events") == ["h0"], "it is told once"
+    claims.tell_again()
+    assert hosts(claims.admit(told, T0)[0], "events") == ["h9"], "unless it may not have been stored"
+
+
+def test_other_attempts_jobs_and_communicators_are_other_ranks() -> None:
+    claims = RankClaims(Held())
+    claims.admit({"comms": rows(make(Comm, host="h3"))}, T0)
+    again = rows(*(make(Comm, host="h9", **other) for other in ({"attempt": 1}, {"job": "j2"}, {"comm": 8})))
+    kept, foreign = claims.admit({"comms": again}, T0)
+    assert (kept["comms"].num_rows, foreign, "events" in kept) == (3, 0, False)
+
+
+def test_who_held_a_rank_before_the_gateway_began_is_asked_once_in_a_while() -> None:
+    store = Held(make(Comm, host="h3"))
+    claims = RankClaims(store)
+    told = {"progress": rows(progress("h3"), progress("h9"), progress("h9", comm=8))}
+    told |= {"connections": rows(make(Connection, host="h9", comm=None, rank=None))}
+    for later_s in (0, 1, 11):
+        kept, foreign = claims.admit(told, T0 + later_s * SECOND)
+        assert (hosts(kept, "progress"), hosts(kept, "connections"), foreign) == (["h3", "h9"], ["h9"], 1)
+    assert store.asked == [[7, 8], [8]], "nobody has claimed 8, but another gateway may have taken it meanwhile"

@@ -2,9 +2,9 @@
 
 import pytest
 
+from api.routes.decisions import find_downtimes, score
 from lockstep.decision import Action, Cost, Decision, Option
 from lockstep.execution import Execution, Outcome, Step
-from planner.scorecard import find_downtimes, score
 from tests.planner.build import crash, decision, execution, incident, seconds
 
 

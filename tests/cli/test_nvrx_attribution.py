@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from cli.nvrx import Attribution, answer_logs, serving_attribution
 from lockstep.clock import ManualClock
 from lockstep.decision import Action, Decision
 from lockstep.errors import BadInput, ServerAway
-from planner.controllers.nvrx_attribution import Attribution, answer_logs, serving_attribution
 from tests.planner import build
 
 ASKED_NS = 1_000_000_000_000

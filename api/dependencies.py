@@ -1,11 +1,11 @@
-"""What requests ask with: bounded names, timestamps and ranges, and long lists in pages by an opaque cursor."""
+"""What routes depend on: the parts of this process, and what requests ask with: bounded names, times, and pages."""
 
 import base64
 import binascii
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Annotated, Generic, TypeVar
 
@@ -14,11 +14,82 @@ from fastapi.dependencies.models import Dependant
 from pydantic import Field
 
 from analyzer.windows.window import Window
-from lockstep.clock import rfc3339
+from api.alerts.notifier import DeliveryCounts
+from api.ingest.gateway import Gateway
+from lockstep.clock import NS_PER_S, Clock, rfc3339
+from lockstep.config import Settings
 from lockstep.errors import BadInput
+from lockstep.state.database import ControlDatabase
+from lockstep.state.incidents import read_analysis
+from lockstep.store.migrations import Layout
+from lockstep.store.store import Store
+from lockstep.topology import Topology
 from lockstep.verdict import Frozen
+from lockstep.words import analysis_words
 
 _LATEST_NS = 253_402_300_799 * 10**9  # the last second of the year 9999, beyond which no date is written
+
+MOST = 500  # items of a page: what a person scrolls through and a program reads in one go
+USUAL = 100
+_LONGEST_CURSOR = 2_000  # characters of a cursor: a key holds two names at most
+_INTEGERS = range(-(2**63), 2**63)  # what both databases hold
+Item = TypeVar("Item")
+SortKey = tuple[int | str, ...]  # the sorting key of an item
+Limit = Annotated[int, Query(ge=1, le=MOST, description="most items of a page")]
+Cursor = Annotated[str | None, Query(description="`next` of the page before")]
+
+_LONGEST_NAME = 300  # characters of a name
+_NO_NUL = r"^[^\x00]*$"
+_LAST_NS = 2**63 - 1
+_MOST_COMM = 2**64
+
+JobName = Annotated[str, Path(min_length=1, max_length=_LONGEST_NAME, pattern=_NO_NUL, description="id of the job")]
+HostName = Annotated[str, Path(min_length=1, max_length=_LONGEST_NAME, pattern=_NO_NUL)]
+Identity = Annotated[str, Path(min_length=1, max_length=_LONGEST_NAME, pattern=_NO_NUL)]
+Wanted = Annotated[str | None, Query(min_length=1, max_length=_LONGEST_NAME, pattern=_NO_NUL)]
+Attempt = Annotated[int | None, Query(ge=0, le=65_535, description="of the job; the newest where none is given")]
+Timestamp = Annotated[int | None, Query(ge=0, le=_LAST_NS, description="UNIX time in nanoseconds")]
+Comm = Annotated[
+    str | None, Query(pattern=r"^[0-9]{1,20}$", description="communicator; all of them where none is given")
+]
+SinceS = Annotated[int, Query(ge=1, le=30 * 86_400, description="how far to look back, in seconds")]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The services behind the routes."""
+
+    settings: Settings
+    store: Store
+    layout: Layout
+    control: ControlDatabase
+    gateway: Gateway
+    clock: Clock
+    topology: Topology | None = None
+    duties: tuple[str, ...] = ()  # that this process does whenever no other does them
+    notice: str = field(default="")  # a sentence for the first page, such as that this is a demo
+    delivered: DeliveryCounts = field(default_factory=DeliveryCounts)  # by the alerts of this process
+
+    def analysis(self) -> str:
+        """Return how far behind the analysis is, as a sentence; empty where it keeps up."""
+        known = read_analysis(self.control)
+        return analysis_words(known.until_ns if known else None, self.clock.now_ns())
+
+    def second_ns(self) -> int:
+        """Return when this second ends: all who ask within it ask the same, and miss nothing that is there."""
+        return (self.clock.now_ns() // NS_PER_S + 1) * NS_PER_S
+
+
+def parts_of(request: Request) -> Parts:
+    parts: Parts = request.app.state.parts
+    return parts
+
+
+async def hold_parts(request: Request) -> Parts:  # async: else it would need a thread, and readers may have all
+    return parts_of(request)
+
+
+Held = Annotated[Parts, Depends(hold_parts)]
 
 
 def show_timestamp(timestamp_ns: int | None) -> str | None:
@@ -32,18 +103,6 @@ def check_range(start_ns: int, end_ns: int, longest_ns: int) -> None:
         raise BadInput(f"from_ns {start_ns} has to be before to_ns {end_ns}")
     if end_ns - start_ns > longest_ns:
         raise BadInput(f"from {start_ns} to {end_ns} is more than {longest_ns // 10**9} s, the most that is answered")
-
-
-MOST = 500  # items of a page: what a person scrolls through and a program reads in one go
-USUAL = 100
-_LONGEST_CURSOR = 2_000  # characters of a cursor: a key holds two names at most
-_INTEGERS = range(-(2**63), 2**63)  # what both databases hold
-
-Item = TypeVar("Item")
-SortKey = tuple[int | str, ...]  # the sorting key of an item
-
-Limit = Annotated[int, Query(ge=1, le=MOST, description="most items of a page")]
-Cursor = Annotated[str | None, Query(description="`next` of the page before")]
 
 
 class Page(Frozen, Generic[Item]):
@@ -121,10 +180,6 @@ async def refuse_unknown(request: Request) -> None:
             raise BadInput(f"there is no parameter {name[:100]!r} here{guess}")
 
 
-def _parameters_of(dependant: Dependant) -> set[str]:
-    return {field.alias for field in dependant.query_params}.union(*map(_parameters_of, dependant.dependencies))
-
-
 KnownParameters = Depends(refuse_unknown)
 
 
@@ -159,30 +214,6 @@ async def read_paging(request: Request, response: Response, limit: Limit = USUAL
 Paged = Annotated[Paging, Depends(read_paging)]
 
 
-def _can_be_stored(value: int | str) -> bool:
-    if isinstance(value, int):
-        return value in _INTEGERS
-    value.encode()  # a lone half of a pair is no text: it raises a ValueError
-    return "\0" not in value
-
-
-_LONGEST_NAME = 300  # characters of a name
-_NO_NUL = r"^[^\x00]*$"
-_LAST_NS = 2**63 - 1
-_MOST_COMM = 2**64
-
-JobName = Annotated[str, Path(min_length=1, max_length=_LONGEST_NAME, pattern=_NO_NUL, description="id of the job")]
-HostName = Annotated[str, Path(min_length=1, max_length=_LONGEST_NAME, pattern=_NO_NUL)]
-Identity = Annotated[str, Path(min_length=1, max_length=_LONGEST_NAME, pattern=_NO_NUL)]
-Wanted = Annotated[str | None, Query(min_length=1, max_length=_LONGEST_NAME, pattern=_NO_NUL)]
-Attempt = Annotated[int | None, Query(ge=0, le=65_535, description="of the job; the newest where none is given")]
-Timestamp = Annotated[int | None, Query(ge=0, le=_LAST_NS, description="UNIX time in nanoseconds")]
-Comm = Annotated[
-    str | None, Query(pattern=r"^[0-9]{1,20}$", description="communicator; all of them where none is given")
-]
-SinceS = Annotated[int, Query(ge=1, le=30 * 86_400, description="how far to look back, in seconds")]
-
-
 def read_comm(comm: str | None) -> int | None:
     """Return the number of a communicator, or raise BadInput where none has such a number."""
     if comm is not None and int(comm) >= _MOST_COMM:
@@ -198,3 +229,14 @@ def read_window(from_ns: int | None, to_ns: int | None, longest_ns: int) -> Wind
         raise BadInput("from_ns and to_ns come together: one of them is missing")
     check_range(from_ns, to_ns, longest_ns)
     return Window(from_ns, to_ns)
+
+
+def _parameters_of(dependant: Dependant) -> set[str]:
+    return {field.alias for field in dependant.query_params}.union(*map(_parameters_of, dependant.dependencies))
+
+
+def _can_be_stored(value: int | str) -> bool:
+    if isinstance(value, int):
+        return value in _INTEGERS
+    value.encode()  # a lone half of a pair is no text: it raises a ValueError
+    return "\0" not in value

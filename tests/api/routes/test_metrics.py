@@ -10,8 +10,8 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from api import metrics as metrics_module
-from api.metrics import ENDED_S, FRESH_S, SystemMetrics
+from api.routes import health
+from api.routes.health import ENDED_S, FRESH_S, SystemMetrics
 from lockstep import __version__
 from lockstep.alerts import AlertSettings
 from lockstep.clock import NS_PER_S, ManualClock
@@ -189,7 +189,7 @@ def test_store_or_control_database_that_is_away_leaves_its_gauges_out_and_is_nam
         series = scrape(api)
         assert series["lockstep_incidents_open", "comm_slow"] == 1
         assert (series["lockstep_metrics_unread", "store"], series["lockstep_metrics_unread", "control"]) == (1, 0)
-        monkeypatch.setattr(metrics_module, "read_queue", fail)
+        monkeypatch.setattr(health, "read_queue", fail)
         series = series_of(SystemMetrics(replace(api.parts, store=NoJobs())))
     assert (series["lockstep_metrics_unread", "control"], series["lockstep_metrics_unread", "store"]) == (1, 0)
     assert not {name for name, _ in series} & {"lockstep_nodes_out", "lockstep_alert_queue_oldest_seconds"}
