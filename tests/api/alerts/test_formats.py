@@ -160,6 +160,7 @@ def test_incident_links_the_runbook_of_its_class_where_there_is_one_and_nothing_
         (judge_pagerduty, Answer(202, {}, b'{"status":"success","dedup_key":"i1"}'), "delivered"),
         (judge_pagerduty, Answer(202, {}, b"\xff\x00"), "failed"),
         (judge_pagerduty, Answer(202, {}, b"[]"), "failed"),
+        (judge_pagerduty, Answer(202, {}, b"[" * 100_000), "failed"),
         (judge_pagerduty, Answer(400, {}, b"bad key"), "refused"),
         (judge_pagerduty, Answer(429, {"retry-after": "3"}, b""), "failed"),
         (alertmanager.judge_answer, Answer(200, {"content-type": "text/html"}, b"<html>"), "failed"),
