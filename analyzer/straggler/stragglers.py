@@ -84,7 +84,7 @@ def find_stragglers(
 ) -> tuple[list[Finding], StragglerMemory]:
     """Return the GPUs and hosts that hold the others up, and what to remember for the next evaluation."""
     memory = _remember_pace(memory.renumbered(context.roster), facts.per_s, context)
-    findings = find_starving(facts.flushes, context, options.starving)
+    findings = find_starving(facts.flushes, facts.slow_hosts, context, options.starving)
     late = find_late_gpus(facts.gpu_waits, options.gpu_waits)
     slower, memory = _find_slower(facts.gpu_waits, memory, context, options)
     late = [each for each in (*late, *slower) if context.roster.process(each.process).host not in facts.slow_senders]

@@ -356,14 +356,17 @@ def test_link_is_suspected_where_paths_are_not_known() -> None:
     assert {"link:leaf1--spine0", "link:leaf1--spine1"} <= every
 
 
-def test_starved_host_is_named_instead_of_its_nics_and_beside_a_fault_elsewhere() -> None:
-    told = matrix(RING, of_hosts("h3"), starved=["h3"])
-    found = only(find_faults(told, NO_EVIDENCE, context(fabric())))
-    assert (found.fault_class, found.component, found.side) == ("noncomm_slow", "host:h3", None)
-    assert "proxy threads" in found.reason
+def test_pairs_of_a_starved_host_have_an_excuse_and_a_fault_elsewhere_is_named() -> None:
+    assert find_faults(matrix(RING, of_hosts("h3"), starved=["h3"]), NO_EVIDENCE, context(fabric())) == []
     told = matrix(TWO_NICS, worst(of_hosts("h3"), sent_by("h6/eth1")), starved=["h3"])
-    both = find_faults(told, NO_EVIDENCE, context(fabric()))
-    assert named(both) == [("host:h3", None), ("nic:h6/eth1", "tx")]
+    assert named(find_faults(told, NO_EVIDENCE, context(fabric()))) == [("nic:h6/eth1", "tx")]
+
+
+def test_starved_host_none_of_whose_pairs_is_slow_is_no_fault() -> None:
+    """Its proxy threads came late to what nobody waited for: a machine with much else to do, or a few chunks."""
+    calm = matrix(RING, times(1.0, lambda pair: False), starved=["h3"])
+    assert find_faults(calm, NO_EVIDENCE, context(fabric())) == []
+    assert (matrix(RING, sent_by("h3/eth1")).slow_hosts, calm.slow_hosts) == ({"h3", "h4"}, set())
 
 
 FAULTS: dict[str, Slowness] = {

@@ -11,7 +11,7 @@ from analyzer.straggler.operations import Operations
 from analyzer.straggler.own_past import OwnTimes
 from analyzer.straggler.reading import Flushes, StragglerFacts
 from analyzer.straggler.seconds import sum_seconds
-from analyzer.straggler.starving import StarvingOptions, find_starving
+from analyzer.straggler.starving import StarvingOptions, find_late_proxies, find_starving
 from analyzer.straggler.stragglers import StragglerOptions, find_stragglers
 from analyzer.windows.window import Finding
 from tests.analyzer.straggler.job import (
@@ -409,22 +409,25 @@ def test_who_was_late_is_confirmed_only_by_operations_that_were_not_seen_before(
         assert (finding.component, finding.is_stale) == ("host:h1", is_stale)
 
 
-def flushes(*us_per_step: float, steps: int = 1000, busy_ms: float = 500.0) -> Flushes:
-    """Return hosts that took so many microseconds for each of their steps."""
+def flushes(*us_per_step: float, steps: int = 1000, busy_ms: float = 500.0, ended_ms: int = 4_000) -> Flushes:
+    """Return hosts that took so many microseconds for each step of transfers that ended so late after T0."""
     hosts = tuple(f"h{number}" for number in range(len(us_per_step)))
-    count = np.full(len(hosts), float(steps))
-    return Flushes(hosts, count, np.array(us_per_step) * 1e3 * count, np.full(len(hosts), busy_ms * 1e6))
+    count, newest_ns = np.full(len(hosts), float(steps)), np.full(len(hosts), T0 + ended_ms * MS)
+    taken = np.array(us_per_step) * 1e3 * count
+    return Flushes(hosts, newest_ns >= T0, count, taken, np.full(len(hosts), busy_ms * 1e6), newest_ns)
 
 
-def starving(found: Flushes) -> list[tuple[str, str]]:
-    where = context(Job(16, world(16)).roster())
-    return [(each.fault_class, each.component) for each in find_starving(found, where, StarvingOptions())]
+def starve(found: Flushes, *slow_hosts: str) -> list[Finding]:
+    return find_starving(found, set(slow_hosts), context(Job(16, world(16)).roster()), StarvingOptions())
+
+
+def starving(found: Flushes, *slow_hosts: str) -> list[tuple[str, str]]:
+    return [(each.fault_class, each.component) for each in starve(found, *slow_hosts)]
 
 
 def test_a_starved_host_is_named_with_what_to_look_for() -> None:
-    where = context(Job(16, world(16)).roster())
-    (finding,) = find_starving(flushes(2, 2, 600, 3), where, StarvingOptions())
-    assert (finding.fault_class, finding.component) == ("noncomm_slow", "host:h2")
+    (finding,) = starve(flushes(2, 2, 600, 3))
+    assert (finding.fault_class, finding.component, finding.is_stale) == ("noncomm_slow", "host:h2", False)
     assert "no CPU" in finding.reason
     assert finding.evidence[0]["flush_us_per_step"] == 600
 
@@ -437,6 +440,25 @@ def test_flushes_that_are_alike_or_short_or_few_or_of_many_hosts_are_no_news() -
     assert starving(flushes(600)) == []
     assert starving(Flushes()) == []
     assert starving(flushes(2, 600, 600, 3)) == []
+
+
+def test_late_proxy_threads_for_which_nobody_waits_are_no_fault() -> None:
+    little = flushes(2, 2, 600, 3, busy_ms=100_000.0)
+    assert (starving(little), starving(little, "h1"), starving(little, "h2")) == (
+        [],
+        [],
+        [("noncomm_slow", "host:h2")],
+    )
+    assert [late.host for late in find_late_proxies(little, StarvingOptions())] == ["h2"]
+
+
+def test_flushes_of_before_the_window_count_where_it_has_too_few_and_confirm_nothing() -> None:
+    before, now = flushes(2, 2, 600, 3, ended_ms=-9_000), flushes(2, 2, 3, 3)
+    (finding,) = starve(before)
+    assert (finding.component, finding.is_stale) == ("host:h2", True)
+    columns = [each.name for each in dataclasses.fields(Flushes)[1:]]
+    both = [np.concatenate([getattr(each, name) for each in (now, before)]) for name in columns]
+    assert starving(Flushes(now.hosts + before.hosts, *both)) == []
 
 
 STAGES = pipeline(4, stages=4)

@@ -143,14 +143,22 @@ def test_exchange_is_between_its_longest_send_or_receive_and_the_mean(store: Sto
 
 def test_flushes_are_summed_by_host(store: Store) -> None:
     usual = {"direction": "recv", "steps": 4, "first_ns": WINDOW.start_ns, "last_ns": WINDOW.start_ns + 100}
+    before = {"first_ns": WINDOW.start_ns - SECOND - 5, "last_ns": WINDOW.start_ns - SECOND}
     facts = read(
         store,
         make(Transfer, **{**usual, "host": "h0", "flush_ns": 10}),
         make(Transfer, **{**usual, "host": "h0", "flush_ns": 20, "channel": 1}),
         make(Transfer, **{**usual, "host": "h1", "flush_ns": None}),
+        make(Transfer, **{**usual, **before, "host": "h0", "flush_ns": 7, "seq": 9}),
     )
-    assert facts.flushes.hosts == ("h0",)
-    assert [facts.flushes.steps[0], facts.flushes.flush_ns[0], facts.flushes.busy_ns[0]] == [8, 30, 200]
+    flushes = facts.flushes
+    assert (flushes.hosts, flushes.is_now.tolist()) == (("h0", "h0"), [False, True])
+    assert [each.tolist() for each in (flushes.steps, flushes.flush_ns, flushes.busy_ns)] == [
+        [4, 8],
+        [7, 30],
+        [5, 200],
+    ]
+    assert flushes.newest_ns.tolist() == [WINDOW.start_ns - SECOND, WINDOW.start_ns + 100]
 
 
 def test_reasons_for_low_clocks_are_known_by_gpu_and_idling_is_none(store: Store) -> None:
