@@ -213,14 +213,15 @@ def measure_excess(
     waits = None if are_sums else _waits(rows, kernels)
     rest_ns = rows.gap_ns if are_sums else 0.0  # of a second, in sums
     later_ns = (rows.start_ns - fresh_ns) + rows.dur_ns + rest_ns
-    cells = _compare(rows, waits, _same_operation(rows, roles, kernels), later_ns > 0, kernels)
+    among_peers = _is_among_peers(rows, roles, kernels)
+    cells = _compare(rows, waits, _same_operation(rows, roles, kernels), among_peers, later_ns > 0, kernels)
     if len(cells.process) == 0:
         return None
     # In sums own time is what was not waited: both are the same. Where nobody knows, what it was late stands for it.
     is_known = np.isfinite(cells.waits) & (not are_sums)
     waited = np.where(is_known, cells.waits, np.maximum(cells.own, 0.0))
     if roles.is_chain.any():  # a stage is late for the next one, and hands on what the stage before was late for
-        waited = np.minimum(waited, np.maximum(cells.own, 0.0))
+        waited = np.where(cells.is_among_peers, waited, np.minimum(waited, np.maximum(cells.own, 0.0)))
     return _collect(cells, waited, _span(rows, processes, kernels), period_ns, kernels)
 
 
@@ -233,6 +234,7 @@ class _Cells:
     own: np.ndarray
     gpu: np.ndarray
     waits: np.ndarray
+    is_among_peers: np.ndarray  # whether only ranks of its role wait for it there
     is_new: np.ndarray
     operation: np.ndarray  # number of the operation
     timestamps_ns: np.ndarray  # of each operation, when the first of those began it who are in a cell
@@ -249,6 +251,16 @@ def _waits(rows: "Operations", kernels: Kernels) -> np.ndarray:
     usual = np.where(np.bincount(group, minlength=groups) > 1, usual, np.nan)
     less: np.ndarray = np.maximum(usual[group] - rows.dur_ns, 0.0)  # NaN stays
     return less
+
+
+def _is_among_peers(rows: "Operations", roles: Roles, kernels: Kernels) -> np.ndarray:
+    """Say of each row whether it is a collective of ranks that all do the same work."""
+    (index, comms), role = kernels.number(rows.comm), roles.role_of[rows.process]
+    one = np.zeros(comms, role.dtype)
+    one[index] = role
+    others = np.bincount(index[role != one[index]], minlength=comms)
+    among: np.ndarray = (rows.peer < 0) & (others == 0)[index]
+    return among
 
 
 def _same_operation(rows: "Operations", roles: Roles, kernels: Kernels) -> tuple[np.ndarray, int]:
@@ -276,6 +288,7 @@ def _compare(
     rows: "Operations",
     waits: np.ndarray | None,
     operations: tuple[np.ndarray, int],
+    among_peers: np.ndarray,
     is_new: np.ndarray,
     kernels: Kernels,
 ) -> _Cells:
@@ -293,6 +306,7 @@ def _compare(
         own=(gap - kernels.median_by(gap, group, count)[group])[kept],
         gpu=(gpu - kernels.median_by(gpu, group, count)[group])[kept],
         waits=_longest_wait(waits, cell, cells, kernels)[cell[chosen]][kept],
+        is_among_peers=among_peers[chosen][kept],
         is_new=is_new[chosen][kept],
         operation=group[kept],
         timestamps_ns=kernels.min_by(rows.start_ns[chosen], group, count, np.iinfo(np.int64).max),

@@ -222,7 +222,10 @@ def _confirm(
     """
     others = np.delete(excess.lasting, stragglers)
     least = float(excess.lasting[stragglers].min(initial=np.inf))
-    is_noisy = (spread_of(excess.lasting) > options.noisy_spread) & ~_are_mostly_last(excess, stragglers, options)
+    # Those of a host that are late together are so for one reason: of two hosts, they would tell how much ranks differ.
+    _, of_each_host = np.unique(context.roster.host_of[excess.processes[stragglers]], return_index=True)
+    apart = np.append(others, excess.lasting[stragglers[of_each_host]])
+    is_noisy = (spread_of(apart) > options.noisy_spread) & ~_are_mostly_last(excess, stragglers, options)
     is_noisy |= float(others.max(initial=0.0)) > least
     is_told_twice = is_noisy & (len(excess.lasting) >= options.few)
     of_first_rank = is_first_rank_alone(excess, stragglers, context, options.grouping)

@@ -107,6 +107,27 @@ def test_who_is_late_is_named_in_any_layout_and_who_waits_for_it_is_not() -> Non
     assert named(job) == [("noncomm_slow", "gpu:h3/0")]
 
 
+def replicas_of_hosts(replicas: int) -> list[Act]:
+    """Return a step of pipelines of two hosts, a stage each, whose two GPUs are tensor-parallel."""
+    hosts = [[2 * host, 2 * host + 1] for host in range(2 * replicas)]
+    chains = [[rank, rank + 2 * replicas] for rank in range(2 * replicas)]
+    alike = [list(range(first, first + 2 * replicas, 2)) for first in (0, 1, 2 * replicas, 2 * replicas + 1)]
+    there, back = Act(0.5, chains, [(0, 1)]), Act(0.5, chains, [(1, 0)])
+    first, second = hosts[:replicas], hosts[replicas:]
+    return [Act(30.0, first), there, Act(1.0, first), Act(30.0, second), back, Act(5.0, alike)]
+
+
+def test_a_host_that_is_late_as_a_whole_for_itself_is_waited_for_by_its_like_in_other_pipelines() -> None:
+    """Nobody waits in what its GPUs do among themselves; the next stage does, and hands it on to the all-reduce."""
+
+    def late_host(act: int, late_ms: float) -> Job:
+        extra: Extra = lambda step, number, rank: late_ms if rank in (2, 3) and number == act else 0.0
+        return Job(16, replicas_of_hosts(4), gpus_per_host=2, host=extra)
+
+    assert named(late_host(0, 60.0)) == [("software", "host:h1")]
+    assert named(late_host(2, 15.0)) == [], "it waits for the next stage longer than that"
+
+
 def test_stage_with_more_to_do_is_no_fault() -> None:
     job = Job(16, pipeline(16, stages=4), gpu=lambda step, act, rank: 60.0 if rank >= 12 and act == 3 else 0.0)
     assert named(job) == []
@@ -114,6 +135,12 @@ def test_stage_with_more_to_do_is_no_fault() -> None:
     heavy = [late(rank, 400.0, act=len(acts) - 1) for rank in range(12, 16)]
     job = Job(16, acts, gpus_per_host=4, gpu=lambda step, act, rank: sum(more(step, act, rank) for more in heavy))
     assert named(job) == []
+
+
+def test_one_of_two_hosts_is_named_at_once_though_half_of_the_ranks_are_late() -> None:
+    """They differ from the others by what makes them late, and tell nothing of how much ranks differ by themselves."""
+    job = Job(8, world(8), gpus_per_host=4, host=lambda step, act, rank: 60.0 if rank < 4 and act == 0 else 0.0)
+    assert named(job) == [("software", "host:h0")]
 
 
 @pytest.mark.parametrize("culprits", [range(0, 48, 8), range(5)])
