@@ -222,7 +222,7 @@ def _confirm(
     """
     others = np.delete(excess.lasting, stragglers)
     least = float(excess.lasting[stragglers].min(initial=np.inf))
-    # Those of a host that are late together are so for one reason: of two hosts, they would tell how much ranks differ.
+    # Those of a host are late for one reason: of two hosts, they alone would tell how much ranks differ.
     _, of_each_host = np.unique(context.roster.host_of[excess.processes[stragglers]], return_index=True)
     apart = np.append(others, excess.lasting[stragglers[of_each_host]])
     is_noisy = (spread_of(apart) > options.noisy_spread) & ~_are_mostly_last(excess, stragglers, options)

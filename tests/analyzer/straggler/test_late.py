@@ -121,7 +121,9 @@ def test_a_host_that_is_late_as_a_whole_for_itself_is_waited_for_by_its_like_in_
     """Nobody waits in what its GPUs do among themselves; the next stage does, and hands it on to the all-reduce."""
 
     def late_host(act: int, late_ms: float) -> Job:
-        extra: Extra = lambda step, number, rank: late_ms if rank in (2, 3) and number == act else 0.0
+        def extra(step: int, number: int, rank: int) -> float:
+            return late_ms if rank in (2, 3) and number == act else 0.0
+
         return Job(16, replicas_of_hosts(4), gpus_per_host=2, host=extra)
 
     assert named(late_host(0, 60.0)) == [("software", "host:h1")]
@@ -138,7 +140,7 @@ def test_stage_with_more_to_do_is_no_fault() -> None:
 
 
 def test_one_of_two_hosts_is_named_at_once_though_half_of_the_ranks_are_late() -> None:
-    """They differ from the others by what makes them late, and tell nothing of how much ranks differ by themselves."""
+    """What they differ by is what makes them late, and no measure of how much ranks differ by themselves."""
     job = Job(8, world(8), gpus_per_host=4, host=lambda step, act, rank: 60.0 if rank < 4 and act == 0 else 0.0)
     assert named(job) == [("software", "host:h0")]
 
