@@ -127,7 +127,7 @@ if TYPE_CHECKING:  # only their shape matters here: no store is needed to measur
     from analyzer.straggler.operations import Operations
 
 _MOST_STRETCHES = 8
-_FEWEST_STRETCHES = 3  # of fewer, leaving one out leaves no second one to agree with the first
+FEWEST_STRETCHES = 3  # of fewer, leaving one out leaves no second one to agree with the first
 _APART_US = 10**6  # no clock that is looked after is wrong by as much: such operations do not belong together
 _MOST_APART_US = 10**9  # a clock that is years off says no more than one that is off by a quarter of an hour
 _PARTS = 2.0**20  # of the time looked at, in which excesses are counted that get squared: whole numbers stay exact
@@ -189,7 +189,7 @@ def without_worst(shares: np.ndarray) -> np.ndarray:
     [0.3, 0.0]
     """
     count = shares.shape[1]
-    if count < _FEWEST_STRETCHES:
+    if count < FEWEST_STRETCHES:
         return np.zeros(len(shares))
     rest: np.ndarray = (shares.sum(axis=1) - shares.max(axis=1)) * count / (count - 1)
     return rest
@@ -368,11 +368,11 @@ def _collect(cells: _Cells, waited: np.ndarray, span_ns: float, period_ns: int |
 
 def _stretches(cells: _Cells, span_ns: float, period_ns: int | None) -> tuple[np.ndarray, np.ndarray]:
     """Return the stretch of each cell and when stretches begin: about a step each, where steps are known."""
-    wanted = int(span_ns / period_ns) if period_ns else _FEWEST_STRETCHES
+    wanted = int(span_ns / period_ns) if period_ns else FEWEST_STRETCHES
     timestamps = np.unique(cells.timestamps_ns[np.bincount(cells.operation, minlength=len(cells.timestamps_ns)) > 0])
     first, last = int(timestamps[0]), int(timestamps[-1])
-    count = min(int(np.clip(wanted, _FEWEST_STRETCHES, _MOST_STRETCHES)), len(timestamps))
-    if count < _FEWEST_STRETCHES:
+    count = min(int(np.clip(wanted, FEWEST_STRETCHES, _MOST_STRETCHES)), len(timestamps))
+    if count < FEWEST_STRETCHES:
         return np.zeros(len(cells.operation), np.int64), np.array([first])
     length = (last - first) / count
     numbers = np.minimum((cells.timestamps_ns - first) / max(length, 1.0), count - 1).astype(np.int64)

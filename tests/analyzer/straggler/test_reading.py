@@ -116,13 +116,14 @@ def test_where_operations_are_sampled_own_time_is_what_seconds_leave(store: Stor
 
 
 def test_seconds_are_joined_until_a_step_fits_in_because_all_do_the_same_in_it(store: Store) -> None:
+    """Three times in five seconds, for which one before them is needed: of fewer nobody can say what lasts."""
     late = {"rank": 1, "host": "h1"}
-    sums = [second(number, dur_sum_ns=900 * MS) for number in (0, 2)]
-    sums += [second(number, dur_sum_ns=100 * MS, **late) for number in (1, 3)]
+    sums = [second(number, dur_sum_ns=900 * MS) for number in (-1, 1, 3)]
+    sums += [second(number, dur_sum_ns=100 * MS, **late) for number in (0, 2, 4)]
     found = read(store, *sums, op(0, 900), period_ns=3 * SECOND // 2).operations
-    assert found.process.tolist() == [0, 0, 1, 1]
-    assert (found.seq - WINDOW.start_ns).tolist() == [0, 2 * SECOND] * 2
-    assert (found.gap_ns / MS).tolist() == [1_100.0] * 2 + [1_900.0] * 2
+    assert found.process.tolist() == [0] * 3 + [1] * 3
+    assert (found.seq - WINDOW.start_ns).tolist() == [-SECOND, SECOND, 3 * SECOND] * 2
+    assert (found.gap_ns / MS).tolist() == [1_100.0] * 3 + [1_900.0] * 3
 
 
 def test_seconds_with_sends_are_left_out_as_they_do_not_add_up(store: Store) -> None:
