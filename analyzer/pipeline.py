@@ -77,6 +77,7 @@ class Judgement:
     steps: pa.Table  # rows of steps that were found in the traffic
     matrix: DelayMatrix | None = None
     silent_hosts: frozenset[str] = frozenset()  # hosts of which no operation is known, while others did some
+    suspects: frozenset[str] = frozenset()  # hosts of late ranks that are not told yet; all where nobody is known
     is_standstill: bool = False  # the job hangs
     is_unexplained: bool = False  # its steps are longer than usual, and no part was found that makes them so
 
@@ -111,7 +112,7 @@ def judge(
     if judgement.findings or is_explained:
         return judgement, memory
     unseen = replace(context, silent=context.silent | judgement.silent_hosts)
-    slower = find_global(memory.steps, unseen, options.everybody)
+    slower = find_global(memory.steps, unseen, options.everybody, judgement.suspects)
     begin_ns = _blamed_since_ns(judgement.matrix, context.window)
     lasting = tuple(finding for finding in slower if finding.since_ns is None or finding.since_ns <= begin_ns)
     # More samples may cost the rows that steps are cut from: while none is seen, none are asked for because of steps.
@@ -156,8 +157,16 @@ def _judge_pace(
         steps=report.rows,
         matrix=matrix,
         silent_hosts=_find_silent_hosts(facts.operations.process, context),
+        suspects=_find_suspects(facts.operations.process, straggler_memory, context),
     )
     return judgement, memory
+
+
+def _find_suspects(process: np.ndarray, memory: StragglerMemory, context: Context) -> frozenset[str]:
+    """Return the hosts of ranks that were late, be it in too few steps to say so; all where no rank was compared."""
+    if not len(process):
+        return context.roster.hosts
+    return frozenset(context.roster.host_of[sorted(memory.straggling_since)].tolist())
 
 
 def _read_evidence(store: Store, matrix: DelayMatrix, context: Context) -> Evidence:
