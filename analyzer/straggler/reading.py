@@ -119,9 +119,11 @@ def read_straggler_facts(
 
 
 def _as_flushes(rows: pa.Table) -> Flushes:
-    sums = (rows[name].to_numpy().astype(np.float64) for name in ("steps", "flushed_ns", "busy_ns"))
+    steps, flush_ns, busy_ns = (
+        integers(rows, name).astype(np.float64) for name in ("steps", "flushed_ns", "busy_ns")
+    )
     hosts, is_now = tuple(rows["host"].to_pylist()), integers(rows, "is_now") > 0
-    return Flushes(hosts, is_now, *sums, integers(rows, "newest_ns"))
+    return Flushes(hosts, is_now, steps, flush_ns, busy_ns, integers(rows, "newest_ns"))
 
 
 def _read_single(store: Store, context: Context, asked: dict[str, Any], counted: int) -> Operations | None:

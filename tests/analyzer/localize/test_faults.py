@@ -366,7 +366,7 @@ def test_starved_host_none_of_whose_pairs_is_slow_is_no_fault() -> None:
     """Its proxy threads came late to what nobody waited for: a machine with much else to do, or a few chunks."""
     calm = matrix(RING, times(1.0, lambda pair: False), starved=["h3"])
     assert find_faults(calm, NO_EVIDENCE, context(fabric())) == []
-    assert (matrix(RING, sent_by("h3/eth1")).slow_hosts, calm.slow_hosts) == ({"h3", "h4"}, set())
+    assert (calm.slow_hosts, matrix(RING, sent_by("h3/eth1")).slow_hosts) == (frozenset(), frozenset({"h3", "h4"}))
 
 
 FAULTS: dict[str, Slowness] = {
