@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analyzer.straggler.excess import find_roles
 from analyzer.straggler.kernels import mix
+from analyzer.straggler.roles import find_roles
 from analyzer.windows.jobs import Roster
 from analyzer.windows.window import Context, Window
 from lockstep.clock import NS_PER_S

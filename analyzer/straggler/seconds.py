@@ -6,9 +6,10 @@ import numpy as np
 import pyarrow as pa
 
 from analyzer.delay_matrix.delays import median_of
-from analyzer.straggler.excess import FEWEST_STRETCHES, find_roles
+from analyzer.straggler.excess import FEWEST_STRETCHES
 from analyzer.straggler.kernels import mix
 from analyzer.straggler.operations import Operations, integers, processes_of
+from analyzer.straggler.roles import find_roles
 from analyzer.windows.window import Context
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
