@@ -256,6 +256,8 @@ def _is_renamed(sightings: Sequence[Sighting], matched: Sequence[list[Finding]])
 
 def _likeness(one: Finding, other: Finding) -> int:
     """Return how alike two findings are; 0: they are of different faults."""
+    if _explains(one, other) or _explains(other, one):
+        return 1
     kin = {_KIN[one.fault_class], _KIN[other.fault_class]}
     if len(kin - {"any"}) > 1:
         return 0
@@ -275,6 +277,11 @@ def _is_within(one: Finding, other: Finding) -> bool:
     return in_host or (kind == "nic" and name in where.split("--"))
 
 
+def _explains(one: Finding, other: Finding) -> bool:
+    """Return whether one is about a host whose connections look slow because of it, and the other about these."""
+    return one.slows_pairs and _KIN[other.fault_class] == "pair" and _is_within(other, one)
+
+
 def _parts(finding: Finding) -> frozenset[str]:
     return frozenset((finding.component, *finding.ambiguous_with))
 
@@ -288,6 +295,8 @@ def _see_again(known: Sighting, found: Sequence[Finding], context: Context, opti
     if best.is_stale or not _is_new_enough(known, context, options):
         return known
     tally = {name: value * options.fade for name, value in known.tally.items()}
+    if best.slows_pairs:  # what made its connections look slow was it all along
+        tally = {_name(best): sum(tally.values())}
     tally[_name(best)] = tally.get(_name(best), 0.0) + best.likelihood
     return replace(
         known,

@@ -29,6 +29,7 @@ from analyzer.steps.steps import GlobalOptions, StepMemory, StepOptions, StepRep
 from analyzer.steps.traffic import Pace, read_operations, read_pace
 from analyzer.straggler.memory import StragglerMemory
 from analyzer.straggler.reading import read_straggler_facts
+from analyzer.straggler.starving import find_late_proxies
 from analyzer.straggler.stragglers import StragglerOptions, find_stragglers, is_slower
 from analyzer.testimony import doubt, read_second_claims
 from analyzer.windows.jobs import JobSpan, Roster
@@ -76,6 +77,7 @@ class Judgement:
     steps: pa.Table  # rows of steps that were found in the traffic
     matrix: DelayMatrix | None = None
     silent_hosts: frozenset[str] = frozenset()  # hosts of which no operation is known, while others did some
+    suspects: frozenset[str] = frozenset()  # hosts of late ranks that are not told yet; all where nobody is known
     is_standstill: bool = False  # the job hangs
     is_unexplained: bool = False  # its steps are longer than usual, and no part was found that makes them so
 
@@ -110,7 +112,7 @@ def judge(
     if judgement.findings or is_explained:
         return judgement, memory
     unseen = replace(context, silent=context.silent | judgement.silent_hosts)
-    slower = find_global(memory.steps, unseen, options.everybody)
+    slower = find_global(memory.steps, unseen, options.everybody, judgement.suspects)
     begin_ns = _blamed_since_ns(judgement.matrix, context.window)
     lasting = tuple(finding for finding in slower if finding.since_ns is None or finding.since_ns <= begin_ns)
     # More samples may cost the rows that steps are cut from: while none is seen, none are asked for because of steps.
@@ -136,15 +138,17 @@ def _judge_pace(
     """Ask who is slow in a job that moves."""
     pairs = read_pairs(store, context)
     matrix, pair_memory = build_matrix(pairs, memory.pairs, context, options.pairs)
-    facts = read_straggler_facts(store, context, matrix.slow_senders if matrix else frozenset())
+    slow = (matrix.slow_senders, matrix.slow_hosts) if matrix else ()
+    facts = read_straggler_facts(store, context, *slow)
     stragglers, straggler_memory = find_stragglers(facts, memory.straggler, context, options.straggler)
     memory = replace(memory, straggler=straggler_memory, pairs=pair_memory)
     found = list(stragglers)
     if matrix is not None:
-        # Pairs of a host that is late as a whole look slow because nobody serves them.
+        # Pairs of a host that is late as a whole, or whose proxy threads are, look slow because nobody serves them.
         late = {finding.component for finding in stragglers}
         late_hosts = frozenset(name for kind, _, name in (each.partition(":") for each in late) if kind == "host")
-        matrix = replace(matrix, starved=matrix.starved | late_hosts)
+        late_proxies = find_late_proxies(facts.flushes, options.straggler.starving)
+        matrix = replace(matrix, starved=late_hosts.union(each.host for each in late_proxies))
         faults = find_faults(matrix, _read_evidence(store, matrix, context), context, options.faults)
         found += [fault for fault in faults if fault.component not in late]  # why it is late is known better
     is_blind = not pairs.waits.num_rows and not len(facts.operations) and not report.rows.num_rows
@@ -153,8 +157,16 @@ def _judge_pace(
         steps=report.rows,
         matrix=matrix,
         silent_hosts=_find_silent_hosts(facts.operations.process, context),
+        suspects=_find_suspects(facts.operations.process, straggler_memory, context),
     )
     return judgement, memory
+
+
+def _find_suspects(process: np.ndarray, memory: StragglerMemory, context: Context) -> frozenset[str]:
+    """Return the hosts of ranks that were late, be it in too few steps to say so; all where no rank was compared."""
+    if not len(process):
+        return context.roster.hosts
+    return frozenset(context.roster.host_of[sorted(memory.straggling_since)].tolist())
 
 
 def _read_evidence(store: Store, matrix: DelayMatrix, context: Context) -> Evidence:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import pyarrow as pa
 
 from analyzer.delay_matrix.delays import Delays, PairOptions, as_they_are, sum_of
 from analyzer.delay_matrix.ends import Ends
@@ -151,16 +150,6 @@ def _find_slowest(delays: Delays, ends: Ends, slow: np.ndarray) -> dict[int, tup
     return found
 
 
-def find_starved(flushes: pa.Table, options: PairOptions) -> frozenset[str]:
-    """Return the hosts whose proxy threads do not keep up: they see late what the network has long done."""
-    if flushes.num_rows < 2:
-        return frozenset()
-    waits = flushes["step_flush_ns"].to_numpy().astype(np.float64)
-    usual = float(np.quantile(waits, 0.5, method="lower"))
-    slow = waits > max(options.starved_ns, options.starved_ratio * usual)
-    return frozenset(np.array(flushes["host"].to_pylist(), dtype=object)[slow].tolist())
-
-
 def _learn(memory: PairMemory, delays: Delays, score: Score) -> PairMemory:
     """Return the memory with this evaluation's usual delays; what looks slow is not usual."""
     exact = delays.ns_per_byte > np.where(delays.follows, delays.least, 0.0)  # else it is only known to be short
@@ -196,5 +185,4 @@ def _join(
         hidden=hidden & ~is_slow,
         has_past=has_past[speaker, pair],
         told_since_ns=int(np.median(facts.steps["oldest_ns"].to_numpy())) if facts.steps.num_rows else None,
-        starved=find_starved(facts.flushes, options),
     )

@@ -41,8 +41,6 @@ class PairOptions:
     min_watched: float = 0.5  # of a pair's bytes step by step by both ends, for that to count more than its waits
     few_operations: int = 3  # fewer that were watched, and their median is what as many wake-ups made of it
     clock_margin: float = 3.0  # how many times the scatter of clocks a transit must exceed
-    starved_ratio: float = 5.0  # of a host's flush wait over what others need
-    starved_ns: float = 200e3  # per step; a healthy flush takes microseconds, a starved proxy a scheduler's slice
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,14 @@ class DelayMatrix:
         """Return the hosts that send over a slow pair."""
         return frozenset(self.pairs[number].src.host for number in np.flatnonzero(self.slow).tolist())
 
+    @property
+    def slow_hosts(self) -> frozenset[str]:
+        """Return the hosts at either end of a slow pair, or with a slow group of GPUs."""
+        receivers = {self.pairs[number].dst.host for number in np.flatnonzero(self.slow).tolist()}
+        inner = self.inner
+        inside = {inner.groups[number].host for number in np.flatnonzero(inner.slow).tolist()} if inner else set()
+        return self.slow_senders | receivers | inside
+
 
 # Looks over five seconds that begin two seconds apart: three of them span nine seconds, several training steps.
 MIN_EVALUATIONS = 3

@@ -222,13 +222,6 @@ FROM connections
 WHERE {WHOSE} AND comm IS NOT NULL AND rank IS NOT NULL AND peer IS NOT NULL AND channel IS NOT NULL
 GROUP BY /*ask,*/ side_host, comm, near, far, channel, direction
 """
-_STARVING = f"""
-SELECT /*ask,*/ host, sum(flush_ns) / greatest(sum(steps), 1) AS step_flush_ns, sum(steps) AS flushed
-FROM transfers
-WHERE {WHOSE} AND direction = 'recv' AND flush_ns IS NOT NULL
-    AND last_ns >= {{start:Int64}} AND last_ns < {{end:Int64}} AND first_ns >= {{start:Int64}} - {LONGEST_NS}
-GROUP BY /*ask,*/ host ORDER BY host
-"""
 _PATHS = f"""
 SELECT /*ask,*/ host AS src_host, src_nic,
        if(dst IS NULL OR dst = '', splitByChar('/', dst_nic)[1], assumeNotNull(dst)) AS dst_host,
@@ -263,7 +256,6 @@ class PairFacts:
     waits: pa.Table  # a row per communicator, function, size class, channel and pair of ranks
     steps: pa.Table  # likewise, from both sides of single steps, out of a longer time
     lags: pa.Table  # likewise, from the ends of whole transfers
-    flushes: pa.Table  # host, step_flush_ns, flushed steps
     paths: pa.Table  # src_host, src_nic, dst_host, far_nic, sport, route
     inner: pa.Table  # durations of communicators inside one host
     clocks: HostClocks
@@ -288,7 +280,6 @@ def read_pairs(store: Store, context: Context) -> PairFacts:
         waits=waits,
         steps=steps,
         lags=lags,
-        flushes=store.query(_STARVING, parameters),
         # A connection that was moved since was elsewhere in the middle of the window.
         paths=store.query(_PATHS, {"hosts": context.host_list, "then": (window.start_ns + window.end_ns) // 2}),
         inner=read_inner(store, context),

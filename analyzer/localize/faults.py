@@ -13,7 +13,7 @@ from analyzer.localize.parts import Suspects, list_inner_suspects, list_suspects
 from analyzer.localize.search import FALSE_ALARM, MISS, MISS_UNSEEN, Cables, Likelihood, Search
 from analyzer.windows.window import Context, Finding
 from lockstep.clock import rfc3339
-from lockstep.topology import TopologyIndex, host_name
+from lockstep.topology import TopologyIndex
 from lockstep.verdict import Side
 
 _PAIRS_SHOWN = 8
@@ -24,9 +24,6 @@ _WHICH: dict[Side | None, str] = {None: "both ways", "tx": "sending", "rx": "rec
 # makes it slower by as much as one flow takes, and is as rare; at five times as long it is any false alarm again.
 _MEETS_ANOTHER, _MOST_MET = 0.1, 4.0
 _INNER_CAP = 0.8  # kernels' durations stand for links; seen simulated only
-_STARVED_LIKELIHOOD = (
-    0.9  # the waits that only a slow proxy thread lengthens were long, too; one in ten is something else
-)
 
 
 def report_fault(fault: Fault, matrix: DelayMatrix, evidence: Evidence, context: Context) -> Finding:
@@ -75,23 +72,6 @@ def report_inner(fault: Fault, inner: InnerMatrix, evidence: Evidence) -> Findin
         ambiguous_with=fault.ambiguous_with,
         cap=_INNER_CAP,
         may_isolate=True,  # whichever it is, it is in that host
-    )
-
-
-def report_starved(host: str, matrix: DelayMatrix, evidence: Evidence, context: Context) -> Finding:
-    """Return the finding on a host whose proxy threads do not keep up, which makes its pairs look slow."""
-    touched = np.array([host in (pair.src.host, pair.dst.host) for pair in matrix.pairs], bool)
-    component = host_name(host)
-    return Finding(
-        fault_class="noncomm_slow",
-        component=component,
-        likelihood=_STARVED_LIKELIHOOD,
-        reason=(
-            f"the proxy threads of {component} do not keep up: waits that need no pair grew along with its "
-            f"{int(touched.sum())} connections; look for what takes its CPUs"
-        ),
-        evidence=(_matrix_evidence(touched, matrix, context), *evidence.describe(component)[:_OBSERVATIONS_SHOWN]),
-        may_isolate=True,
     )
 
 
@@ -178,8 +158,10 @@ DEFAULT = FaultOptions()
 def find_faults(
     matrix: DelayMatrix, evidence: Evidence, context: Context, options: FaultOptions = DEFAULT
 ) -> list[Finding]:
-    """Return the parts at fault, the one that explains most first; nothing when no pair is slow."""
-    starved = [report_starved(host, matrix, evidence, context) for host in sorted(matrix.starved)]
+    """Return the parts at fault, the one that explains most first; nothing when no pair is slow.
+
+    Pairs of starved hosts have an excuse, and say nothing about the parts that they run through.
+    """
     seen = _without_hosts(matrix, matrix.starved)
     cap = min((options.caps.get(transport, _LOWEST_CAP) for transport in matrix.transports), default=_LOWEST_CAP)
     faults = explain(seen, evidence, context)
@@ -192,7 +174,7 @@ def find_faults(
         else []
     )
     slow = [replace(report_fault(fault, seen, evidence, context), cap=cap) for fault in likely]
-    return [replace(finding, is_stale=matrix.is_stale) for finding in (*starved, *slow, *inner)]
+    return [replace(finding, is_stale=matrix.is_stale) for finding in (*slow, *inner)]
 
 
 def explain(matrix: DelayMatrix, evidence: Evidence, context: Context) -> list[Fault]:

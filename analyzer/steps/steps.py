@@ -306,11 +306,19 @@ class GlobalOptions:
     fewest_steps: int = 3  # on the new level, as many as it takes to be told from outliers
     same_bytes: float = 0.05  # share by which bytes per step may differ before the job itself has changed
     likelihood: float = 0.9  # that a lasting change of level without a part at fault is the fabric's or the power's
-    half_blind: float = 0.45  # the same where some hosts say nothing: the part may well be one of theirs
+    half_blind: float = 0.45  # the same where some hosts say nothing, or are suspected: the part may well be theirs
 
 
-def find_global(memory: StepMemory, context: Context, options: GlobalOptions | None = None) -> list[Finding]:
-    """Return a finding when the job is slower than usual; to be asked where no part was found that explains it."""
+def find_global(
+    memory: StepMemory,
+    context: Context,
+    options: GlobalOptions | None = None,
+    suspects: frozenset[str] = frozenset(),
+) -> list[Finding]:
+    """Return a finding when the job is slower than usual; to be asked where no part was found that explains it.
+
+    Suspects are hosts of late ranks that are not told yet, or all where nobody's own time is known.
+    """
     options = options or GlobalOptions()
     history = memory.history
     slow = _find_slow_end(history, options.least_ratio)
@@ -318,13 +326,13 @@ def find_global(memory: StepMemory, context: Context, options: GlobalOptions | N
         return []
     before, after = (float(np.median(part)) for part in (history.bytes[: slow.begin], history.bytes[slow.begin :]))
     if abs(after - before) <= options.same_bytes * before:
-        return [_say(history, slow, context, options)]
+        return [_say(history, slow, context, options, suspects)]
     return [_say_own(history, slow, context, options)] if slow.steps >= LASTING_STEPS else []
 
 
 def _say_own(history: StepHistory, slow: Level, context: Context, options: GlobalOptions) -> Finding:
     """Return the finding of a job that changed itself, in batch, precision or sequence: something to read."""
-    finding = _say(history, slow, context, options)
+    finding = _say(history, slow, context, options, frozenset())
     before, now = (finding.evidence[0][f"bytes_per_step_{when}"] / 1e6 for when in ("before", "now"))
     now_s, usual_s = slow.step_ns / NS_PER_S, slow.usual_ns / NS_PER_S
     reason = (
@@ -345,15 +353,18 @@ def _find_slow_end(history: StepHistory, worth: float) -> Level | None:
     return whole if now_ns >= worth * whole.usual_ns else None
 
 
-def _say(history: StepHistory, slow: Level, context: Context, options: GlobalOptions) -> Finding:
+def _say(
+    history: StepHistory, slow: Level, context: Context, options: GlobalOptions, suspects: frozenset[str]
+) -> Finding:
     now_s, usual_s = slow.step_ns / NS_PER_S, slow.usual_ns / NS_PER_S
+    beside = context.silent | (suspects if suspects < context.roster.hosts else frozenset())
     return Finding(
         fault_class="global_slow",
         component=f"job:{context.job}",
-        likelihood=options.likelihood if context.coverage >= 1 else options.half_blind,
+        likelihood=options.half_blind if suspects or context.coverage < 1 else options.likelihood,
         reason=(
             f"all ranks became slower together: a step takes {now_s:.3g} s instead of {usual_s:.3g} s with the same "
-            f"operations, and no part stands out; {_advise(context)}"
+            f"operations, and no part stands out; {_advise(context, suspects)}"
         ),
         evidence=(
             {
@@ -369,7 +380,7 @@ def _say(history: StepHistory, slow: Level, context: Context, options: GlobalOpt
         ruled_out=(
             RuledOut(component=f"job:{context.job}", because="its steps do the same operations of the same sizes"),
         ),
-        ambiguous_with=tuple(host_name(host) for host in sorted(context.silent)),
+        ambiguous_with=tuple(map(host_name, sorted(beside))),
         ranks_waiting=0,
         lost_share=1 - usual_s / now_s,
         since_ns=int(history.start_ns[slow.begin]),
@@ -378,7 +389,15 @@ def _say(history: StepHistory, slow: Level, context: Context, options: GlobalOpt
     )
 
 
-def _advise(context: Context) -> str:
+def _advise(context: Context, suspects: frozenset[str]) -> str:
+    if suspects and suspects >= context.roster.hosts:
+        return (
+            "how long its ranks take for themselves is not known, so it may be one of them: ask for their operations"
+        )
+    if suspects:
+        return (
+            f"ranks of {', '.join(sorted(suspects))} are late, in too few steps so far to say that all wait for them"
+        )
     if context.coverage < 1:
         return (
             f"{1 - context.coverage:.0%} of its hosts say nothing, and the part may be one of theirs: ask them first"

@@ -21,113 +21,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analyzer.straggler.kernels import Kernels, NumpyKernels, mix
-
-_UNEVEN = 1.5  # more often than that to the same neighbour as others is another place in a pipeline
-_MOST_STAGES = 256  # of a pipeline; longer, and links lead back to where they came from
-_EDGE = 2  # operations that one rank may have more in a window than another, only because it is cut there
-
-
-@dataclass(frozen=True)
-class Roles:
-    """A number for each row's family of communicators, and for each process its role."""
-
-    family_of: np.ndarray  # of each row
-    is_chain: np.ndarray  # of each row: whether it is a send or receive in a pipeline
-    role_of: np.ndarray  # of each process; equal numbers do the same work
-
-
-def find_roles(
-    process: np.ndarray, comm: np.ndarray, rank: np.ndarray, peer: np.ndarray, sends: np.ndarray, processes: int
-) -> Roles:
-    """Return families and roles as rows of operations tell them; a peer of -1 is no send or receive."""
-    comms, index = np.unique(comm, return_inverse=True)
-    index = index.reshape(-1)
-    pairwise = np.flatnonzero(peer >= 0)
-    chains = _find_chains(index[pairwise], rank[pairwise], peer[pairwise], sends[pairwise], len(comms))
-    is_chain = np.zeros(len(index), bool)
-    is_chain[pairwise] = chains[index[pairwise]]
-    links = (index[is_chain], rank[is_chain], peer[is_chain])
-    role = _find_stages(process[is_chain], *links, processes)
-    return Roles(_find_families(process, index, len(comms), processes)[index], is_chain, role)
-
-
-def _find_stages(
-    process: np.ndarray, index: np.ndarray, rank: np.ndarray, peer: np.ndarray, processes: int
-) -> np.ndarray:
-    """Return a number per process, equal for those as far from both ends of their pipelines; 0: in no pipeline.
-
-    A pipeline may be one communicator, or one of two ranks between any two stages: then a rank's place in each of
-    them says nothing, and its stage is how many lie before it when the links of all communicators are followed.
-    """
-    stage = np.zeros(processes, np.uint64)
-    if len(index) == 0:
-        return stage
-    span = int(max(rank.max(), peer.max())) + 1
-    near, far = index * span + rank, index * span + peer
-    seats, number = np.unique(np.concatenate([near, far]), return_inverse=True)
-    node_of = processes + np.arange(len(seats))  # who tells nothing is somebody too
-    ends = number.reshape(2, -1)
-    node_of[ends[0]] = process
-    ends = np.where(rank < peer, node_of[ends], node_of[ends[::-1]])
-    first, last = np.divmod(np.unique(ends[0] * (processes + len(seats)) + ends[1]), processes + len(seats))
-    before, behind = (_count_steps(*link, processes) for link in ((first, last), (last, first)))
-    in_chain = np.unique(process)
-    stage[in_chain] = mix(before[in_chain] + 1, behind[in_chain] + 1)
-    return stage
-
-
-def _count_steps(first: np.ndarray, last: np.ndarray, processes: int) -> np.ndarray:
-    """Return for each process over how many links at most it is reached; its own number where links go round."""
-    steps = np.zeros(int(max(first.max(), last.max(), processes)) + 1, np.int64)
-    for _ in range(_MOST_STAGES):
-        further = steps.copy()
-        np.maximum.at(further, last, steps[first] + 1)
-        if (further == steps).all():
-            return steps[:processes]
-        steps = further
-    return np.arange(processes)
-
-
-def _find_families(process: np.ndarray, index: np.ndarray, comms: int, processes: int) -> np.ndarray:
-    """Return a number per communicator, the same for those whose members lie alike."""
-    families = np.zeros(comms, np.uint64)
-    if comms == 1:  # it is alike to itself, whoever is in it
-        return families
-    where, who = np.divmod(np.unique(index * processes + process), processes)
-    order = np.arange(len(who)) - np.searchsorted(where, np.arange(comms))[where]
-    apart = np.where(order > 0, who - np.roll(who, 1), 0)
-    np.add.at(families, where, mix(order + 1, apart))
-    return families
-
-
-def _find_chains(index: np.ndarray, rank: np.ndarray, peer: np.ndarray, sends: np.ndarray, comms: int) -> np.ndarray:
-    """Say of each communicator whether its sends and receives look different from different places."""
-    chains = np.zeros(comms, bool)
-    if len(index) == 0:
-        return chains
-    size = np.zeros(comms, np.int64)
-    np.maximum.at(size, index, np.maximum(rank, peer) + 1)
-    # Places, ways and ranks become whole numbers that fit into 64 bits: sorting those is far faster than rows.
-    span = int(size.max())
-    actors = np.bincount(np.unique(index * span + rank) // span, minlength=comms)
-    direction = (index * span + (peer - rank) % size[index]) * 2 + sends
-    directions, number = np.unique(direction, return_inverse=True)
-    seats, counts = np.unique(number.reshape(-1) * span + rank, return_counts=True)
-    begins = np.searchsorted(seats, np.arange(len(directions)) * span)
-    ranks = np.diff(np.append(begins, len(seats)))
-    most, least = np.maximum.reduceat(counts, begins), np.minimum.reduceat(counts, begins)
-    whose = directions // 2 // span
-    # Of two ranks each is the other's only neighbour: what they do cannot tell a chain from an exchange.
-    uneven = (ranks < actors[whose]) | (most > _UNEVEN * least + _EDGE) | (size[whose] <= 2)
-    chains[whose[uneven]] = True
-    return chains
-
+from analyzer.straggler.roles import Roles, find_roles
 
 if TYPE_CHECKING:  # only their shape matters here: no store is needed to measure
     from analyzer.straggler.operations import Operations
 
 _MOST_STRETCHES = 8
-_FEWEST_STRETCHES = 3  # of fewer, leaving one out leaves no second one to agree with the first
+FEWEST_STRETCHES = 3  # of fewer, leaving one out leaves no second one to agree with the first
 _APART_US = 10**6  # no clock that is looked after is wrong by as much: such operations do not belong together
 _MOST_APART_US = 10**9  # a clock that is years off says no more than one that is off by a quarter of an hour
 _PARTS = 2.0**20  # of the time looked at, in which excesses are counted that get squared: whole numbers stay exact
@@ -189,7 +89,7 @@ def without_worst(shares: np.ndarray) -> np.ndarray:
     [0.3, 0.0]
     """
     count = shares.shape[1]
-    if count < _FEWEST_STRETCHES:
+    if count < FEWEST_STRETCHES:
         return np.zeros(len(shares))
     rest: np.ndarray = (shares.sum(axis=1) - shares.max(axis=1)) * count / (count - 1)
     return rest
@@ -213,14 +113,15 @@ def measure_excess(
     waits = None if are_sums else _waits(rows, kernels)
     rest_ns = rows.gap_ns if are_sums else 0.0  # of a second, in sums
     later_ns = (rows.start_ns - fresh_ns) + rows.dur_ns + rest_ns
-    cells = _compare(rows, waits, _same_operation(rows, roles, kernels), later_ns > 0, kernels)
+    among_peers = _is_among_peers(rows, roles, kernels)
+    cells = _compare(rows, waits, _same_operation(rows, roles, kernels), among_peers, later_ns > 0, kernels)
     if len(cells.process) == 0:
         return None
     # In sums own time is what was not waited: both are the same. Where nobody knows, what it was late stands for it.
     is_known = np.isfinite(cells.waits) & (not are_sums)
     waited = np.where(is_known, cells.waits, np.maximum(cells.own, 0.0))
     if roles.is_chain.any():  # a stage is late for the next one, and hands on what the stage before was late for
-        waited = np.minimum(waited, np.maximum(cells.own, 0.0))
+        waited = np.where(cells.is_among_peers, waited, np.minimum(waited, np.maximum(cells.own, 0.0)))
     return _collect(cells, waited, _span(rows, processes, kernels), period_ns, kernels)
 
 
@@ -233,6 +134,7 @@ class _Cells:
     own: np.ndarray
     gpu: np.ndarray
     waits: np.ndarray
+    is_among_peers: np.ndarray  # whether only ranks of its role wait for it there
     is_new: np.ndarray
     operation: np.ndarray  # number of the operation
     timestamps_ns: np.ndarray  # of each operation, when the first of those began it who are in a cell
@@ -249,6 +151,16 @@ def _waits(rows: "Operations", kernels: Kernels) -> np.ndarray:
     usual = np.where(np.bincount(group, minlength=groups) > 1, usual, np.nan)
     less: np.ndarray = np.maximum(usual[group] - rows.dur_ns, 0.0)  # NaN stays
     return less
+
+
+def _is_among_peers(rows: "Operations", roles: Roles, kernels: Kernels) -> np.ndarray:
+    """Say of each row whether it is a collective of ranks that all do the same work."""
+    (index, comms), role = kernels.number(rows.comm), roles.role_of[rows.process]
+    one = np.zeros(comms, role.dtype)
+    one[index] = role
+    others = np.bincount(index[role != one[index]], minlength=comms)
+    among: np.ndarray = (rows.peer < 0) & (others == 0)[index]
+    return among
 
 
 def _same_operation(rows: "Operations", roles: Roles, kernels: Kernels) -> tuple[np.ndarray, int]:
@@ -276,6 +188,7 @@ def _compare(
     rows: "Operations",
     waits: np.ndarray | None,
     operations: tuple[np.ndarray, int],
+    among_peers: np.ndarray,
     is_new: np.ndarray,
     kernels: Kernels,
 ) -> _Cells:
@@ -293,6 +206,7 @@ def _compare(
         own=(gap - kernels.median_by(gap, group, count)[group])[kept],
         gpu=(gpu - kernels.median_by(gpu, group, count)[group])[kept],
         waits=_longest_wait(waits, cell, cells, kernels)[cell[chosen]][kept],
+        is_among_peers=among_peers[chosen][kept],
         is_new=is_new[chosen][kept],
         operation=group[kept],
         timestamps_ns=kernels.min_by(rows.start_ns[chosen], group, count, np.iinfo(np.int64).max),
@@ -354,11 +268,11 @@ def _collect(cells: _Cells, waited: np.ndarray, span_ns: float, period_ns: int |
 
 def _stretches(cells: _Cells, span_ns: float, period_ns: int | None) -> tuple[np.ndarray, np.ndarray]:
     """Return the stretch of each cell and when stretches begin: about a step each, where steps are known."""
-    wanted = int(span_ns / period_ns) if period_ns else _FEWEST_STRETCHES
+    wanted = int(span_ns / period_ns) if period_ns else FEWEST_STRETCHES
     timestamps = np.unique(cells.timestamps_ns[np.bincount(cells.operation, minlength=len(cells.timestamps_ns)) > 0])
     first, last = int(timestamps[0]), int(timestamps[-1])
-    count = min(int(np.clip(wanted, _FEWEST_STRETCHES, _MOST_STRETCHES)), len(timestamps))
-    if count < _FEWEST_STRETCHES:
+    count = min(int(np.clip(wanted, FEWEST_STRETCHES, _MOST_STRETCHES)), len(timestamps))
+    if count < FEWEST_STRETCHES:
         return np.zeros(len(cells.operation), np.int64), np.array([first])
     length = (last - first) / count
     numbers = np.minimum((cells.timestamps_ns - first) / max(length, 1.0), count - 1).astype(np.int64)

@@ -18,15 +18,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analyzer.straggler.excess import find_roles
 from analyzer.straggler.kernels import mix
+from analyzer.straggler.roles import find_roles
 from analyzer.windows.jobs import Roster
 from analyzer.windows.window import Context, Window
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
 from lockstep.store.together import WHOSE
 
-_BACK_NS = 30 * NS_PER_S  # as far as sampled steps count for pairs: an evaluation of a few seconds holds one or none
+SAMPLES_BACK_NS = (
+    30 * NS_PER_S
+)  # as far as sampled steps count for pairs: an evaluation of a few seconds holds one or none
 _KEPT = 256  # receives of each stream that tell what is usual
 _LONGEST_NS = 3_600 * NS_PER_S  # transfers are stored by their beginning
 _WAITS = f"""
@@ -103,7 +105,7 @@ def read_gpu_waits(store: Store, context: Context, per_s: float) -> GpuWaits:
     A rank does so many operations in a second.
     """
     window = context.window
-    back_ns = max(_BACK_NS, 3 * (window.end_ns - window.start_ns))  # what is learnt lies two windows back
+    back_ns = max(SAMPLES_BACK_NS, 3 * (window.end_ns - window.start_ns))  # what is learnt lies two windows back
     asked = context.parameters | {"start": window.end_ns - back_ns}
     is_clocked = bool(pc.sum(store.query(_CLOCKED, asked)["n"]).as_py())
     rows = store.query(_RECEIVES if is_clocked else _WAITS, asked)

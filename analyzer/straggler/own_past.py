@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analyzer.straggler.culprits import KINDS, Culprit
-from analyzer.straggler.excess import find_roles
 from analyzer.straggler.operations import Operations
+from analyzer.straggler.roles import find_roles
 from analyzer.windows.window import Context
 from lockstep.clock import NS_PER_S
 

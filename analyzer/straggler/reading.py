@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analyzer.straggler.gpu_waits import GpuWaits, read_gpu_waits
+from analyzer.straggler.gpu_waits import SAMPLES_BACK_NS, GpuWaits, read_gpu_waits
 from analyzer.straggler.kernels import mix
 from analyzer.straggler.operations import (
     Operations,
@@ -43,13 +43,14 @@ _COUNTED = f"""
 SELECT /*ask,*/ sum(n) AS counted FROM op_stats WHERE {WHOSE} AND ts_ns >= {{first:Int64}} AND ts_ns < {{last:Int64}}
 /*GROUP BY ask*/
 """
-# What a proxy thread that lacks a core shows, per host: the flush of its receives.
+# What a proxy thread that lacks a core shows, per host: the flush of its receives, of the window and of what samples
+# count beside it.
 _FLUSHES = f"""
-SELECT /*ask,*/ host, sum(transfers.steps) AS steps, sum(transfers.flush_ns) AS flushed_ns,
-       sum(last_ns - first_ns) AS busy_ns
-FROM transfers WHERE {WHOSE} AND direction = 'recv' AND flush_ns IS NOT NULL AND last_ns >= {{start:Int64}}
-    AND last_ns < {{end:Int64}} AND first_ns >= {{start:Int64}} - {{before:Int64}} AND first_ns < {{end:Int64}}
-GROUP BY /*ask,*/ host ORDER BY host
+SELECT /*ask,*/ host, last_ns >= {{start:Int64}} AS is_now, sum(transfers.steps) AS steps,
+       sum(transfers.flush_ns) AS flushed_ns, sum(last_ns - first_ns) AS busy_ns, max(last_ns) AS newest_ns
+FROM transfers WHERE {WHOSE} AND direction = 'recv' AND flush_ns IS NOT NULL AND last_ns >= {{back:Int64}}
+    AND last_ns < {{end:Int64}} AND first_ns >= {{back:Int64}} - {{before:Int64}} AND first_ns < {{end:Int64}}
+GROUP BY /*ask,*/ host, is_now ORDER BY host, is_now
 """
 # What GPUs say of lowered clocks, back to their last reading; idle ones lower theirs too and are no news.
 _THROTTLED = f"""
@@ -62,12 +63,17 @@ GROUP BY /*ask,*/ host, gpu
 
 @dataclass(frozen=True)
 class Flushes:
-    """How long the proxy threads of each host took to flush what they received."""
+    """How long the proxy threads of each host took to flush what they received; entries are parallel.
+
+    A host may be there twice: with what it received in the window, and in the time before it that samples count.
+    """
 
     hosts: tuple[str, ...] = ()
+    is_now: np.ndarray = field(default_factory=lambda: none_of(np.bool_))  # in the window
     steps: np.ndarray = field(default_factory=lambda: none_of(np.float64))
     flush_ns: np.ndarray = field(default_factory=lambda: none_of(np.float64))
     busy_ns: np.ndarray = field(default_factory=lambda: none_of(np.float64))  # of the transfers they belong to
+    newest_ns: np.ndarray = field(default_factory=lambda: none_of(np.int64))  # when the last of those ended
 
 
 @dataclass(frozen=True)
@@ -81,10 +87,14 @@ class StragglerFacts:
     gpu_waits: GpuWaits = field(default_factory=GpuWaits)  # where no GPU times are known
     per_s: float | None = None  # operations of a rank in a second
     slow_senders: frozenset[str] = frozenset()  # hosts of slow connections: data lies there because it cannot leave
+    slow_hosts: frozenset[str] = frozenset()  # at either end of these, or slow inside
 
 
 def read_straggler_facts(
-    store: Store, context: Context, slow_senders: frozenset[str] = frozenset()
+    store: Store,
+    context: Context,
+    slow_senders: frozenset[str] = frozenset(),
+    slow_hosts: frozenset[str] = frozenset(),
 ) -> StragglerFacts:
     """Return the operations of a window with the gaps before them, complete ones where they are all there."""
     window = context.window
@@ -92,11 +102,10 @@ def read_straggler_facts(
         "before": max(2 * context.period_ns, _LEAST_BEFORE_NS) if context.period_ns else _BEFORE_NS,
         "first": -(-window.start_ns // NS_PER_S) * NS_PER_S,
         "last": window.end_ns // NS_PER_S * NS_PER_S,
+        "back": min(window.end_ns - SAMPLES_BACK_NS, window.start_ns),
     }
     counted = int(pc.sum(store.query(_COUNTED, asked)["counted"]).as_py() or 0)
-    flushed = store.query(_FLUSHES, asked)
-    sums = [flushed[name].to_numpy().astype(np.float64) for name in ("steps", "flushed_ns", "busy_ns")]
-    flushes = Flushes(tuple(flushed["host"].to_pylist()), *sums)
+    flushes = _as_flushes(store.query(_FLUSHES, asked))
     health = {"hosts": context.list_reporting("gpu_health"), "before": _BEFORE_NS}  # GPUs are read every ten seconds
     slowed = store.query(_THROTTLED, asked | health).to_pylist()
     throttled = {(row["host"], row["gpu"]): ", ".join(sorted(row["reasons"])) for row in slowed}
@@ -106,7 +115,15 @@ def read_straggler_facts(
     operations, are_sums = _read_single(store, context, asked, counted), False
     if operations is None:
         operations, are_sums = read_seconds(store, context, asked), True
-    return StragglerFacts(operations, are_sums, flushes, throttled, gpu_waits, per_s, slow_senders)
+    return StragglerFacts(operations, are_sums, flushes, throttled, gpu_waits, per_s, slow_senders, slow_hosts)
+
+
+def _as_flushes(rows: pa.Table) -> Flushes:
+    steps, flush_ns, busy_ns = (
+        integers(rows, name).astype(np.float64) for name in ("steps", "flushed_ns", "busy_ns")
+    )
+    hosts, is_now = tuple(rows["host"].to_pylist()), integers(rows, "is_now") > 0
+    return Flushes(hosts, is_now, steps, flush_ns, busy_ns, integers(rows, "newest_ns"))
 
 
 def _read_single(store: Store, context: Context, asked: dict[str, Any], counted: int) -> Operations | None:

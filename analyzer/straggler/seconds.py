@@ -6,9 +6,10 @@ import numpy as np
 import pyarrow as pa
 
 from analyzer.delay_matrix.delays import median_of
-from analyzer.straggler.excess import find_roles
+from analyzer.straggler.excess import FEWEST_STRETCHES
 from analyzer.straggler.kernels import mix
 from analyzer.straggler.operations import Operations, integers, processes_of
+from analyzer.straggler.roles import find_roles
 from analyzer.windows.window import Context
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
@@ -45,22 +46,28 @@ GROUP BY /*ask,*/ comm, rank
 
 
 def read_seconds(store: Store, context: Context, asked: dict[str, Any]) -> Operations:
-    """Return a row per process and second whose gap is what it spent outside of operations."""
+    """Return a row per process and second whose gap is what it spent outside of operations.
+
+    In less than a step not all do the same, so seconds are joined until one fits in: whole ones up to the end of the
+    window, and as many as tell what lasts from what happened once.
+    """
+    long_ns = -(-(context.period_ns or 1) // NS_PER_S) * NS_PER_S
+    times = max((asked["last"] - asked["first"]) // long_ns, FEWEST_STRETCHES)
+    asked = asked | {"first": asked["last"] - times * long_ns}
     rows = store.query(_SECONDS, asked)
     process, pair_n, pair_ns = processes_of(rows, context), integers(rows, "pair_n"), integers(rows, "pair_dur_ns")
     lead_ns = _mean_leads(rows, process, store.query(_LEADS, asked), context)
     links = store.query(_LINKS, asked) if pair_n.any() else None
-    times = count_exchanges(integers(rows, "comm"), integers(rows, "rank"), process, pair_n)
+    exchanged = count_exchanges(integers(rows, "comm"), integers(rows, "rank"), process, pair_n)
     if links is not None:
-        times = np.where(_is_between_all(rows, process, links, context), times, np.nan)
-    is_exchange = times > 0
+        exchanged = np.where(_is_between_all(rows, process, links, context), exchanged, np.nan)
+    is_exchange = exchanged > 0
     exchanges = np.unique(integers(rows, "comm")[is_exchange])
     stage = _find_stages(links, exchanges, context) if links is not None else np.zeros(len(context.roster), np.uint64)
     exchange_ns = (integers(rows, "pair_max_ns") + pair_ns / np.maximum(pair_n, 1)) / 2
-    dur_ns = integers(rows, "dur_ns") + np.where(is_exchange, times * exchange_ns - pair_ns, 0.0)
+    dur_ns = integers(rows, "dur_ns") + np.where(is_exchange, exchanged * exchange_ns - pair_ns, 0.0)
     n = np.where(is_exchange, 0, integers(rows, "n"))  # some of its operations end a second later
     overlaps = (pair_n > 0) & ~is_exchange
-    long_ns = -(-(context.period_ns or 1) // NS_PER_S) * NS_PER_S  # in less than a step not all do the same
     ts_ns = asked["first"] + (integers(rows, "ts_ns") - asked["first"]) // long_ns * long_ns
     return sum_seconds(process, ts_ns, n, dur_ns, overlaps, lead_ns, stage, long_ns)
 

@@ -84,7 +84,7 @@ def find_stragglers(
 ) -> tuple[list[Finding], StragglerMemory]:
     """Return the GPUs and hosts that hold the others up, and what to remember for the next evaluation."""
     memory = _remember_pace(memory.renumbered(context.roster), facts.per_s, context)
-    findings = find_starving(facts.flushes, context, options.starving)
+    findings = find_starving(facts.flushes, facts.slow_hosts, context, options.starving)
     late = find_late_gpus(facts.gpu_waits, options.gpu_waits)
     slower, memory = _find_slower(facts.gpu_waits, memory, context, options)
     late = [each for each in (*late, *slower) if context.roster.process(each.process).host not in facts.slow_senders]
@@ -222,7 +222,10 @@ def _confirm(
     """
     others = np.delete(excess.lasting, stragglers)
     least = float(excess.lasting[stragglers].min(initial=np.inf))
-    is_noisy = (spread_of(excess.lasting) > options.noisy_spread) & ~_are_mostly_last(excess, stragglers, options)
+    # Those of a host are late for one reason: of two hosts, they alone would tell how much ranks differ.
+    _, of_each_host = np.unique(context.roster.host_of[excess.processes[stragglers]], return_index=True)
+    apart = np.append(others, excess.lasting[stragglers[of_each_host]])
+    is_noisy = (spread_of(apart) > options.noisy_spread) & ~_are_mostly_last(excess, stragglers, options)
     is_noisy |= float(others.max(initial=0.0)) > least
     is_told_twice = is_noisy & (len(excess.lasting) >= options.few)
     of_first_rank = is_first_rank_alone(excess, stragglers, context, options.grouping)

@@ -154,4 +154,5 @@ class Finding:
     is_certain: bool = False  # true of a hang or an error: needs no second evaluation to be told
     may_isolate: bool = False  # would justify draining a node, were it sure enough
     is_stale: bool = False  # rests on nothing newer than the evaluation before, so it confirms nothing
+    slows_pairs: bool = False  # makes the connections of its host look slow, which are not at fault
     is_minor: bool = False  # has cost too little so far to wake anybody for: to be read

@@ -57,6 +57,21 @@ def test_fault_opens_an_incident_when_it_is_confirmed_and_keeps_its_id() -> None
     assert {incident.opened_ns for incident in incidents} == {end_of(1)}
 
 
+def test_host_that_makes_its_connections_look_slow_takes_over_what_was_told_of_them() -> None:
+    """Samples of its flushes come once in a while; waits of its connections in every evaluation."""
+    starved = replace(found("host:h3", "noncomm_slow"), slows_pairs=True)
+    _, told = play([[WIRE], [WIRE], [starved], [replace(starved, is_stale=True)]])
+    (first,), (then,) = told[1], told[2]
+    assert (first.verdict.component, first.id) == (WIRE, then.id)
+    assert (then.verdict.component, then.verdict.fault_class) == ("host:h3", "noncomm_slow")
+    assert then.verdict.confidence == pytest.approx(0.9)
+    assert [one.verdict.component for one in told[3]] == ["host:h3"]
+    state, _ = play([[WIRE], [WIRE], [WIRE, found("host:h3", "noncomm_slow")]])
+    assert len(state.sightings) == 2, "a host that is late for another reason does not explain a slow wire"
+    state, _ = play([[OTHER], [OTHER], [OTHER, starved]])
+    assert len(state.sightings) == 2
+
+
 def test_certain_fault_needs_no_second_evaluation_and_may_know_when_it_began() -> None:
     _, told = play([[found("host:h2", "noncomm_hang", is_certain=True)]])
     assert [incident.verdict.component for incident in told[0]] == ["host:h2"]

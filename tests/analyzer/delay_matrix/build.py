@@ -31,7 +31,6 @@ _NAMING = """comm:uint64 func:string size_class:uint8 src_rank:uint32 dst_rank:i
 WAITS = schema(f"{_NAMING} transport:string bytes:uint64 wire_ns:int64 wire_max_ns:int64 recv_gpu_ns:int64")
 STEPS = schema(f"{_NAMING} steps:uint64 bytes:float64 busy_ns:int64[] least_ns:int64 oldest_ns:int64 newest_ns:int64")
 LAGS = schema(f"{_NAMING} steps:uint64 bytes:float64 transit_ns:int64 least_ns:int64 absent_ns:int64 newest_ns:int64")
-FLUSHES = schema("host:string step_flush_ns:float64 flushed:uint64")
 PATHS = schema("src_host:string src_nic:string dst_host:string far_nic:string sport:uint16 route:string[]")
 INNER = schema("""comm:uint64 func:string size_class:uint8 host:string ranks:uint32 n:uint64 bytes:float64
     fastest_ns:int64 error_ns:float64""")
@@ -125,7 +124,7 @@ def facts(waits: Rows = (), steps: Rows = (), clock_error_ns: float | None = Non
     names = tuple(sorted(f"h{host}" for host in range(HOSTS)))
     told = HostClocks(names, np.zeros(HOSTS, np.int64), np.full(HOSTS, clock_error_ns or 0.0))
     given = {"waits": waits, "steps": steps, **others}
-    schemas = {"waits": WAITS, "steps": STEPS, "lags": LAGS, "flushes": FLUSHES, "paths": PATHS, "inner": INNER}
+    schemas = {"waits": WAITS, "steps": STEPS, "lags": LAGS, "paths": PATHS, "inner": INNER}
     assert not given.keys() - schemas.keys()
     tables = {name: pa.Table.from_pylist(list(given.get(name, ())), schema=of) for name, of in schemas.items()}
     return PairFacts(**tables, clocks=HostClocks() if clock_error_ns is None else told)

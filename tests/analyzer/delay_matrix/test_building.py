@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analyzer.delay_matrix.building import build_matrix, find_starved
+from analyzer.delay_matrix.building import build_matrix
 from analyzer.delay_matrix.delays import PairOptions
 from analyzer.delay_matrix.matrix import PairMemory, SlowPair
 from analyzer.delay_matrix.reading import PairFacts
@@ -364,16 +364,6 @@ def test_where_no_wait_is_as_long_as_bytes_are_on_the_wire_nothing_is_known(
     matrix, _ = build_matrix(facts(short, steps), PairMemory(), context(fabric()), PairOptions())
     assert matrix is not None
     assert int(matrix.hidden.sum()) == hidden
-
-
-def test_host_whose_flushes_take_long_is_starved_and_hosts_that_are_alike_are_not() -> None:
-    """A proxy thread without a core sees late what the network has long done."""
-    flushes = [{"host": f"h{host}", "step_flush_ns": 2e6 if host == 2 else 5e3, "flushed": 100} for host in range(8)]
-    matrix = look_at(facts(waits(ring()), flushes=flushes))
-    assert matrix is not None
-    assert matrix.starved == {"h2"}
-    alike = [{"host": f"h{host}", "step_flush_ns": 4e5 + host, "flushed": 100} for host in range(8)]
-    assert find_starved(facts(flushes=alike).flushes, PairOptions()) == frozenset()
 
 
 def test_odd_rows_are_left_out_and_repeated_ones_change_nothing() -> None:

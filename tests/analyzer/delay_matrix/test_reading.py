@@ -125,7 +125,7 @@ def test_what_is_no_wire_of_the_window_stays_out(store: Store) -> None:
 
 def test_transfers_count_where_there_are_no_statistics(store: Store) -> None:
     seen = read(store)
-    assert [table.num_rows for table in (seen.waits, seen.steps, seen.lags, seen.flushes, seen.inner)] == [0] * 5
+    assert [table.num_rows for table in (seen.waits, seen.steps, seen.lags, seen.inner)] == [0] * 4
     insert(store, transfer(0, 100), transfer(1, 400, peer_wait_ns=7 * US), *comms())
     (row,) = read(store).waits.to_pylist()
     assert (row["wire_ns"], row["bytes"], row["size_class"]) == (5, 1 << 20, 20)
@@ -231,11 +231,10 @@ def test_offsets_of_clocks_are_taken_off(store: Store) -> None:
     assert seen.clocks.offset_ns.tolist() == [0, 30 * US]
 
 
-def test_end_of_a_transfer_tells_what_is_under_way_and_how_long_flushes_took(store: Store) -> None:
+def test_end_of_a_transfer_tells_what_is_under_way(store: Store) -> None:
     insert(store, transfer(0, 100), transfer(1, 400, gpu_wait_ns=60 * US), *comms())
     (row,) = read(store).lags.to_pylist()
     assert (row["transit_ns"], row["steps"], row["bytes"]) == (240 * US, 8, 1 << 19)
-    assert read(store).flushes.to_pylist() == [{"host": "h1", "step_flush_ns": 2 * US, "flushed": 16}]
 
 
 def test_path_counts_that_a_connection_had_in_the_middle_of_the_window(store: Store) -> None:

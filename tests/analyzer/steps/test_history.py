@@ -81,6 +81,15 @@ def test_slower_for_everybody_is_told_with_the_third_step(ratio: float) -> None:
     assert not finding.may_isolate
 
 
+def test_slower_for_everybody_is_in_doubt_while_a_rank_is_late_or_nobody_is_known() -> None:
+    memory, hosts = remember((1.0, 40, 9), (1.6, 3, 9)), look_at().roster.hosts
+    (late,) = find_global(memory, look_at(), suspects=frozenset({"h1"}))
+    assert (late.likelihood, late.ambiguous_with) == (0.45, ("host:h1",))
+    assert "ranks of h1 are late" in late.reason
+    (unknown,) = find_global(memory, look_at(), suspects=hosts | {"h1"})
+    assert (unknown.likelihood, unknown.ambiguous_with) == (0.45, ())
+
+
 def test_what_is_short_or_small_or_over_or_the_jobs_own_doing_is_not_told() -> None:
     assert say(remember((1.0, 40, 9), (3.0, 2, 9))) == []
     assert say(remember((1.0, 40, 9), (1.6, 20, 9), (1.0, 3, 9))) == []

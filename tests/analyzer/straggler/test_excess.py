@@ -5,9 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from analyzer.straggler.excess import Excess, Roles, find_roles, measure_excess
+from analyzer.straggler.excess import Excess, measure_excess
 from analyzer.straggler.kernels import Device, NumericOptions, choose_kernels, find_device
 from analyzer.straggler.operations import Operations
+from analyzer.straggler.roles import Roles, find_roles
 from tests.analyzer.straggler.job import MS, Act, Job, tensor_and_data, world
 
 

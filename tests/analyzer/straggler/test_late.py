@@ -11,7 +11,7 @@ from analyzer.straggler.operations import Operations
 from analyzer.straggler.own_past import OwnTimes
 from analyzer.straggler.reading import Flushes, StragglerFacts
 from analyzer.straggler.seconds import sum_seconds
-from analyzer.straggler.starving import StarvingOptions, find_starving
+from analyzer.straggler.starving import StarvingOptions, find_late_proxies, find_starving
 from analyzer.straggler.stragglers import StragglerOptions, find_stragglers
 from analyzer.windows.window import Finding
 from tests.analyzer.straggler.job import (
@@ -107,6 +107,29 @@ def test_who_is_late_is_named_in_any_layout_and_who_waits_for_it_is_not() -> Non
     assert named(job) == [("noncomm_slow", "gpu:h3/0")]
 
 
+def replicas_of_hosts(replicas: int) -> list[Act]:
+    """Return a step of pipelines of two hosts, a stage each, whose two GPUs are tensor-parallel."""
+    hosts = [[2 * host, 2 * host + 1] for host in range(2 * replicas)]
+    chains = [[rank, rank + 2 * replicas] for rank in range(2 * replicas)]
+    alike = [list(range(first, first + 2 * replicas, 2)) for first in (0, 1, 2 * replicas, 2 * replicas + 1)]
+    there, back = Act(0.5, chains, [(0, 1)]), Act(0.5, chains, [(1, 0)])
+    first, second = hosts[:replicas], hosts[replicas:]
+    return [Act(30.0, first), there, Act(1.0, first), Act(30.0, second), back, Act(5.0, alike)]
+
+
+def test_a_host_that_is_late_as_a_whole_for_itself_is_waited_for_by_its_like_in_other_pipelines() -> None:
+    """Nobody waits in what its GPUs do among themselves; the next stage does, and hands it on to the all-reduce."""
+
+    def late_host(act: int, late_ms: float) -> Job:
+        def extra(step: int, number: int, rank: int) -> float:
+            return late_ms if rank in (2, 3) and number == act else 0.0
+
+        return Job(16, replicas_of_hosts(4), gpus_per_host=2, host=extra)
+
+    assert named(late_host(0, 60.0)) == [("software", "host:h1")]
+    assert named(late_host(2, 15.0)) == [], "it waits for the next stage longer than that"
+
+
 def test_stage_with_more_to_do_is_no_fault() -> None:
     job = Job(16, pipeline(16, stages=4), gpu=lambda step, act, rank: 60.0 if rank >= 12 and act == 3 else 0.0)
     assert named(job) == []
@@ -114,6 +137,12 @@ def test_stage_with_more_to_do_is_no_fault() -> None:
     heavy = [late(rank, 400.0, act=len(acts) - 1) for rank in range(12, 16)]
     job = Job(16, acts, gpus_per_host=4, gpu=lambda step, act, rank: sum(more(step, act, rank) for more in heavy))
     assert named(job) == []
+
+
+def test_one_of_two_hosts_is_named_at_once_though_half_of_the_ranks_are_late() -> None:
+    """What they differ by is what makes them late, and no measure of how much ranks differ by themselves."""
+    job = Job(8, world(8), gpus_per_host=4, host=lambda step, act, rank: 60.0 if rank < 4 and act == 0 else 0.0)
+    assert named(job) == [("software", "host:h0")]
 
 
 @pytest.mark.parametrize("culprits", [range(0, 48, 8), range(5)])
@@ -409,22 +438,25 @@ def test_who_was_late_is_confirmed_only_by_operations_that_were_not_seen_before(
         assert (finding.component, finding.is_stale) == ("host:h1", is_stale)
 
 
-def flushes(*us_per_step: float, steps: int = 1000, busy_ms: float = 500.0) -> Flushes:
-    """Return hosts that took so many microseconds for each of their steps."""
+def flushes(*us_per_step: float, steps: int = 1000, busy_ms: float = 500.0, ended_ms: int = 4_000) -> Flushes:
+    """Return hosts that took so many microseconds for each step of transfers that ended so late after T0."""
     hosts = tuple(f"h{number}" for number in range(len(us_per_step)))
-    count = np.full(len(hosts), float(steps))
-    return Flushes(hosts, count, np.array(us_per_step) * 1e3 * count, np.full(len(hosts), busy_ms * 1e6))
+    count, newest_ns = np.full(len(hosts), float(steps)), np.full(len(hosts), T0 + ended_ms * MS)
+    taken = np.array(us_per_step) * 1e3 * count
+    return Flushes(hosts, newest_ns >= T0, count, taken, np.full(len(hosts), busy_ms * 1e6), newest_ns)
 
 
-def starving(found: Flushes) -> list[tuple[str, str]]:
-    where = context(Job(16, world(16)).roster())
-    return [(each.fault_class, each.component) for each in find_starving(found, where, StarvingOptions())]
+def starve(found: Flushes, *slow_hosts: str) -> list[Finding]:
+    return find_starving(found, set(slow_hosts), context(Job(16, world(16)).roster()), StarvingOptions())
+
+
+def starving(found: Flushes, *slow_hosts: str) -> list[tuple[str, str]]:
+    return [(each.fault_class, each.component) for each in starve(found, *slow_hosts)]
 
 
 def test_a_starved_host_is_named_with_what_to_look_for() -> None:
-    where = context(Job(16, world(16)).roster())
-    (finding,) = find_starving(flushes(2, 2, 600, 3), where, StarvingOptions())
-    assert (finding.fault_class, finding.component) == ("noncomm_slow", "host:h2")
+    (finding,) = starve(flushes(2, 2, 600, 3))
+    assert (finding.fault_class, finding.component, finding.is_stale) == ("noncomm_slow", "host:h2", False)
     assert "no CPU" in finding.reason
     assert finding.evidence[0]["flush_us_per_step"] == 600
 
@@ -437,6 +469,25 @@ def test_flushes_that_are_alike_or_short_or_few_or_of_many_hosts_are_no_news() -
     assert starving(flushes(600)) == []
     assert starving(Flushes()) == []
     assert starving(flushes(2, 600, 600, 3)) == []
+
+
+def test_late_proxy_threads_for_which_nobody_waits_are_no_fault() -> None:
+    little = flushes(2, 2, 600, 3, busy_ms=100_000.0)
+    assert (starving(little), starving(little, "h1"), starving(little, "h2")) == (
+        [],
+        [],
+        [("noncomm_slow", "host:h2")],
+    )
+    assert [late.host for late in find_late_proxies(little, StarvingOptions())] == ["h2"]
+
+
+def test_flushes_of_before_the_window_count_where_it_has_too_few_and_confirm_nothing() -> None:
+    before, now = flushes(2, 2, 600, 3, ended_ms=-9_000), flushes(2, 2, 3, 3)
+    (finding,) = starve(before)
+    assert (finding.component, finding.is_stale) == ("host:h2", True)
+    columns = [each.name for each in dataclasses.fields(Flushes)[1:]]
+    both = [np.concatenate([getattr(each, name) for each in (now, before)]) for name in columns]
+    assert starving(Flushes(now.hosts + before.hosts, *both)) == []
 
 
 STAGES = pipeline(4, stages=4)

@@ -116,13 +116,14 @@ def test_where_operations_are_sampled_own_time_is_what_seconds_leave(store: Stor
 
 
 def test_seconds_are_joined_until_a_step_fits_in_because_all_do_the_same_in_it(store: Store) -> None:
+    """Three times in five seconds, for which one before them is needed: of fewer nobody can say what lasts."""
     late = {"rank": 1, "host": "h1"}
-    sums = [second(number, dur_sum_ns=900 * MS) for number in (0, 2)]
-    sums += [second(number, dur_sum_ns=100 * MS, **late) for number in (1, 3)]
+    sums = [second(number, dur_sum_ns=900 * MS) for number in (-1, 1, 3)]
+    sums += [second(number, dur_sum_ns=100 * MS, **late) for number in (0, 2, 4)]
     found = read(store, *sums, op(0, 900), period_ns=3 * SECOND // 2).operations
-    assert found.process.tolist() == [0, 0, 1, 1]
-    assert (found.seq - WINDOW.start_ns).tolist() == [0, 2 * SECOND] * 2
-    assert (found.gap_ns / MS).tolist() == [1_100.0] * 2 + [1_900.0] * 2
+    assert found.process.tolist() == [0] * 3 + [1] * 3
+    assert (found.seq - WINDOW.start_ns).tolist() == [-SECOND, SECOND, 3 * SECOND] * 2
+    assert (found.gap_ns / MS).tolist() == [1_100.0] * 3 + [1_900.0] * 3
 
 
 def test_seconds_with_sends_are_left_out_as_they_do_not_add_up(store: Store) -> None:
@@ -143,14 +144,22 @@ def test_exchange_is_between_its_longest_send_or_receive_and_the_mean(store: Sto
 
 def test_flushes_are_summed_by_host(store: Store) -> None:
     usual = {"direction": "recv", "steps": 4, "first_ns": WINDOW.start_ns, "last_ns": WINDOW.start_ns + 100}
+    before = {"first_ns": WINDOW.start_ns - SECOND - 5, "last_ns": WINDOW.start_ns - SECOND}
     facts = read(
         store,
         make(Transfer, **{**usual, "host": "h0", "flush_ns": 10}),
         make(Transfer, **{**usual, "host": "h0", "flush_ns": 20, "channel": 1}),
         make(Transfer, **{**usual, "host": "h1", "flush_ns": None}),
+        make(Transfer, **{**usual, **before, "host": "h0", "flush_ns": 7, "seq": 9}),
     )
-    assert facts.flushes.hosts == ("h0",)
-    assert [facts.flushes.steps[0], facts.flushes.flush_ns[0], facts.flushes.busy_ns[0]] == [8, 30, 200]
+    flushes = facts.flushes
+    assert (flushes.hosts, flushes.is_now.tolist()) == (("h0", "h0"), [False, True])
+    assert [each.tolist() for each in (flushes.steps, flushes.flush_ns, flushes.busy_ns)] == [
+        [4, 8],
+        [7, 30],
+        [5, 200],
+    ]
+    assert flushes.newest_ns.tolist() == [WINDOW.start_ns - SECOND, WINDOW.start_ns + 100]
 
 
 def test_reasons_for_low_clocks_are_known_by_gpu_and_idling_is_none(store: Store) -> None:
