@@ -65,7 +65,7 @@ class Reader:
         return Snapshot(mine, around, events=self.case.events, seat=self.case.seat)
 
     def resume_on(self, job: JobFacts, nodes: int, now_ns: int) -> Resume | None:
-        return job.resume
+        return job.resume if nodes < len(job.nodes) else None  # asked for where nodes are lost
 
 
 def answer(case: Case, control: ControlDatabase, lease: Lease) -> Decision:
