@@ -231,6 +231,7 @@ def test_rank_that_left_out_one_collective_of_a_communicator_is_software() -> No
     (finding,) = Job(lines=lines).find()
     assert (finding.fault_class, finding.component) == ("software", "job:j1")
     assert (finding.evidence[0]["ranks"], finding.evidence[0]["fewer"]) == ([3], "ReduceScatter")
+    assert finding.reason.startswith("rank 3 has ended fewer ReduceScatter and more AllGather than the others")
     in_order = [line(rank, (5, 5, 5 if rank else 4), **scatter) for rank in range(4)]
     in_order += [line(rank, (5, 5, 4), **gather) for rank in range(4)]
     assert [finding.fault_class for finding in Job(lines=in_order).find()] != ["software"]

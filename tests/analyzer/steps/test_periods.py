@@ -5,7 +5,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from analyzer.steps.periods import Steps, cut, find_period, learn_signature
+from analyzer.steps.periods import Steps, cut, find_period, learn_signature, still_holds
 from analyzer.steps.traffic import Witness
 from tests.analyzer.steps.traffic import DDP, MEGATRON, MS, T0, Op, Rank
 
@@ -41,6 +41,15 @@ def test_micro_batches_and_layers_belong_to_one_step() -> None:
     layers = (Op(5, comm=2, takes_ms=5), Op(5, comm=2, takes_ms=5, func="AllGather")) * 40
     witness = Rank().steps((*layers, Op(10, func="ReduceScatter", mb=500)), 8).look()
     assert period_of(witness) == 81
+
+
+def test_period_no_longer_holds_where_the_same_operations_come_at_other_pauses() -> None:
+    burst, step = np.zeros(24, np.int64), np.tile([90, 1, 1], 8) * MS
+    span_ns = int(step.sum())
+    assert still_holds(burst, step, span_ns, lag=3)
+    assert not still_holds(burst, step, span_ns, lag=1), "found within one step, before the next began with its pause"
+    other = np.arange(24) % 5
+    assert still_holds(other, step, span_ns, lag=1), "other operations tell nothing of pauses"
 
 
 def test_pauses_slow_operations_and_logged_losses_do_not_change_the_period() -> None:

@@ -185,6 +185,9 @@ def test_job_that_pays_too_much_records_less_for_good_unless_somebody_asks_for_m
         assert is_told("operations", "job")
         eventually(lambda: is_told("steps", "no", request("detail", level="steps")))
         eventually(lambda: is_told("operations", "job"))
+        told = len(follower.rows["plugins"])
+        assert is_told("operations", "job")
+        assert len(follower.rows["plugins"]) == told, "what has not changed is told every ten seconds"
 
 
 def test_rank_with_few_operations_is_sampled_more_often_and_left_as_it_was(
