@@ -115,10 +115,11 @@ def test_doubt_is_settled_a_second_after_it_arose_while_we_keep_up(
         return evaluate_window(*args, **told)
 
     monkeypatch.setattr("analyzer.service.evaluate_window", note)
-    cluster = Cluster(embedded_store, control, SHORT, every_s=1)
-    cluster.run(19)
-    assert cluster.told[0].opened_ns == after(11)
-    assert looks == [(5, False), (10, False), (11, True), (15, False)]
+    later = SICK.model_copy(update={"duration_s": 30.0, "timeline": (parse_fault(f"at 15 s fail {NIC} to 25 %"),)})
+    cluster = Cluster(embedded_store, control, later, every_s=1)
+    cluster.run(29)
+    assert cluster.told[0].opened_ns == after(21), "what pairs used to need is known: no flow just met another"
+    assert looks == [(5, False), (10, False), (15, False), (20, False), (21, True), (25, False)]
     steps = embedded_store.query("SELECT count() AS n, uniqExact(world_rank, step) AS steps FROM steps").to_pylist()
     assert steps[0]["n"] == steps[0]["steps"] > 0, "an early evaluation tells no step twice"
 
