@@ -188,6 +188,7 @@ class _Took:
     took_ns: np.ndarray  # per transfer
     noise_ns: np.ndarray  # of that may be the hosts' doing
     times: np.ndarray  # transfers that were measured
+    trifle: np.ndarray  # nanoseconds per byte that are nothing beside what a transfer takes as a whole
     decides: np.ndarray  # whether both ends watched every step in this evaluation, by clocks that are good enough
     is_new: np.ndarray  # whether any was measured since the evaluation before
 
@@ -207,7 +208,7 @@ def _transit_delays(moved: pa.Table, ends: Ends, mine: np.ndarray, sort: _Sort, 
         operations=as_floats(rows["operations"]),
         ns_per_byte=ns_per_byte,
         error=as_errors(rows) / size,
-        least=ends.least_ns_per_byte[index] + took.noise_ns[known] / size,
+        least=np.maximum(ends.least_ns_per_byte[index] + took.noise_ns[known] / size, took.trifle[known]),
         sharers=ends.sharers[index],
         crowd=_crowding(rows, ends, index, size),
         ring=kinds_of(rows, ("comm", "channel")),
@@ -226,14 +227,15 @@ def _took(sort: _Sort, rows: pa.Table, clocks: HostClocks, context: Context, opt
     times = n if sort == "lag" else n / np.maximum(steps, 1.0)
     hiccups = np.where(times < options.few_operations, options.few_operations, 1)
     noise = options.step_noise_ns * hiccups + options.poll_ns * steps  # a thread that woke finds all that came in
+    trifle = options.min_spread * as_floats(rows["pace"])
     if sort == "lag":
         nowhere = np.zeros(rows.num_rows, bool)
-        return _Took(as_floats(rows["transit_ns"]) - errors, noise, n, nowhere, ~nowhere)
+        return _Took(as_floats(rows["transit_ns"]) - errors, noise, n, trifle, nowhere, ~nowhere)
     newest_ns = rows["newest_ns"].to_numpy().astype(np.int64)
     decides = (
         (newest_ns >= context.window.start_ns) & (errors <= options.step_noise_ns) & (times >= options.few_operations)
     )
-    return _Took(_busy_ns(rows, errors), noise, times, decides, newest_ns >= context.fresh_ns)
+    return _Took(_busy_ns(rows, errors), noise, times, trifle, decides, newest_ns >= context.fresh_ns)
 
 
 def _busy_ns(rows: pa.Table, errors: np.ndarray) -> np.ndarray:

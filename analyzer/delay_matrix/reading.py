@@ -67,7 +67,7 @@ SELECT /*ask,*/ comm, func, size_class, src_rank, dst_rank, channel, argMax(send
        if(operations > {_FEWEST}, quantileExactForEach(0.65)(busy), argMax(busy, newest)) AS busy_ns,
        multiIf(operations > {_FEWEST}, stddevSamp(busy[1]) / sqrt(operations),
                operations > 1, (argMax(busy[1], newest) - min(busy[1])) / 2, NULL) AS error_ns,
-       argMax(least, newest) AS least_ns, min(newest) AS oldest_ns, max(newest) AS newest_ns
+       argMax(least, newest) AS least_ns, median(paced) AS pace, min(newest) AS oldest_ns, max(newest) AS newest_ns
 FROM (
     SELECT *, toUInt8(log2(moved_bytes)) AS size_class,
            row_number() OVER (PARTITION BY /*ask,*/ comm, func, size_class, src_rank, dst_rank, channel
@@ -79,7 +79,8 @@ FROM (
                count() AS counted, sum(departures.bytes) AS moved_bytes,
                sumForEach(arrayMap(slack -> greatest(arrivals.moved - greatest(departures.moved + slack, ready), 0),
                                    CAST({list(SLACKS_NS)} AS Array(Int64)))) AS busy,
-               min(arrivals.moved - departures.moved) AS least, max(arrivals.moved) AS newest
+               min(arrivals.moved - departures.moved) AS least, max(arrivals.moved) AS newest,
+               (newest - min(arrivals.moved)) / moved_bytes AS paced
         FROM (SELECT * FROM told WHERE direction = 'send') AS departures
         INNER JOIN arrivals USING (/*ask,*/ comm, what, seq, replay, epoch, channel, step)
         WHERE arrivals.rank = departures.peer AND arrivals.peer = departures.rank
@@ -114,7 +115,7 @@ WITH told AS (
            departures.open AS open, departures.under_way AS under_way, arrivals.last AS arrived,
            arrivals.last - departures.last AS after,
            least(after - arrivals.gpu_wait_ns, arrivals.peer_wait_ns) AS lag,
-           greatest(arrivals.first - departures.first, 0) AS absent
+           greatest(arrivals.first - departures.first, 0) AS absent, departures.last - departures.first AS lasted
     FROM (SELECT * FROM told WHERE direction = 'send') AS departures
     INNER JOIN (SELECT * FROM told WHERE direction = 'recv' AND gpu_wait_ns IS NOT NULL AND peer_wait_ns IS NOT NULL)
         AS arrivals USING (/*ask,*/ comm, what, seq, replay, epoch, channel)
@@ -125,7 +126,7 @@ SELECT /*ask,*/ comm, what AS func, toUInt8(log2(greatest(moved, 1))) AS size_cl
        max(port) AS sport, count() AS n, max(open) AS steps, avg(under_way) AS bytes,
        greatest(quantileExact(0.5)(lag), toInt64(sumIf(lag, lag > {_STALL_NS}) / count())) AS transit_ns,
        n AS operations, if(n > 1, stddevSamp(lag) / sqrt(n), NULL) AS error_ns,
-       min(after) AS least_ns, avg(absent) AS absent_ns, max(arrived) AS newest_ns
+       min(after) AS least_ns, avg(absent) AS absent_ns, median(lasted / moved) AS pace, max(arrived) AS newest_ns
 FROM matched
 GROUP BY /*ask,*/ comm, what, size_class, src_rank, dst_rank, channel
 ORDER BY comm, func, size_class, src_rank, dst_rank, channel

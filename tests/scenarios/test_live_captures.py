@@ -13,7 +13,11 @@ from tests.conftest import REPO
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("ddp_nic", ("comm_slow", "nic:h1/eth0", "open")), ("ddp_kernel", ("noncomm_hang", "gpu:h4/0", "open"))],
+    [
+        ("ddp_nic", ("comm_slow", "nic:h1/eth0", "open")),
+        ("ddp_nic_buffered", ("comm_slow", "nic:h1/eth0", "open")),
+        ("ddp_kernel", ("noncomm_hang", "gpu:h4/0", "open")),
+    ],
 )
 def test_live_job_has_one_incident_that_lasts(name: str, told: tuple[str, str, str], embedded_store: Store) -> None:
     load_capture(embedded_store, read_capture(REPO / "tests" / "data" / "live_captures" / f"{name}.tar.zst"))

@@ -29,8 +29,10 @@ _NAMING = """comm:uint64 func:string size_class:uint8 src_rank:uint32 dst_rank:i
     src_host:string dst_host:string src_nic:string dst_nic:string sport:uint16 n:uint64
     operations:uint64 error_ns:float64"""
 WAITS = schema(f"{_NAMING} transport:string bytes:uint64 wire_ns:int64 wire_max_ns:int64 recv_gpu_ns:int64")
-STEPS = schema(f"{_NAMING} steps:uint64 bytes:float64 busy_ns:int64[] least_ns:int64 oldest_ns:int64 newest_ns:int64")
-LAGS = schema(f"{_NAMING} steps:uint64 bytes:float64 transit_ns:int64 least_ns:int64 absent_ns:int64 newest_ns:int64")
+STEPS = schema(f"""{_NAMING} steps:uint64 bytes:float64 busy_ns:int64[] least_ns:int64 pace:float64
+    oldest_ns:int64 newest_ns:int64""")
+LAGS = schema(f"""{_NAMING} steps:uint64 bytes:float64 transit_ns:int64 least_ns:int64 absent_ns:int64 pace:float64
+    newest_ns:int64""")
 PATHS = schema("src_host:string src_nic:string dst_host:string far_nic:string sport:uint16 route:string[]")
 INNER = schema("""comm:uint64 func:string size_class:uint8 host:string ranks:uint32 n:uint64 bytes:float64
     fastest_ns:int64 error_ns:float64""")
@@ -94,6 +96,7 @@ def step(hop: Hop, transit_ns: float, **fields: Any) -> dict[str, Any]:
         "busy_ns": [max(round(transit_ns) - slack_ns, 0) for slack_ns in SLACKS_NS],
         "least_ns": round(transit_ns),
         "absent_ns": 0,
+        "pace": 0.0,
         "oldest_ns": T0,
         "newest_ns": T0,
         **fields,

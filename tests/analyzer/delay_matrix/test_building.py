@@ -250,6 +250,21 @@ def test_socket_is_slow_where_the_wire_is_and_not_where_it_only_looks_so(case: s
     assert hot_hosts(look_at(seen)) == expected
 
 
+@pytest.mark.parametrize(
+    ("slowest_ms", "pace", "expected"), [(15, 400.0, {SLOW}), (15, 0.0, set()), (1, 400.0, set())]
+)
+def test_what_is_nothing_beside_a_whole_transfer_tells_nothing_of_noise(
+    slowest_ms: float, pace: float, expected: set[Hop]
+) -> None:
+    """Of 0.1 s that a transfer takes up to 1 ms passes on a healthy wire, give or take half: in shares, anything."""
+
+    def told(hop: Hop) -> dict[str, Any]:
+        late_ms = slowest_ms if hop == SLOW else 0.3 * (hop[0] % 4)
+        return step(hop, late_ms * MS, n=9, error_ns=0.5 * MS, pace=pace)
+
+    assert hot_hosts(look_at(facts(EVEN, map(told, ring())))) == expected
+
+
 @pytest.mark.parametrize("told_ns", [None, 10.0 * MS, 0.05 * MS])
 def test_clock_that_is_ahead_makes_no_slow_wire(told_ns: float | None) -> None:
     """Host 3 is 10 ms ahead, told or not: what it gets seems late, what it sends arrives before it left."""

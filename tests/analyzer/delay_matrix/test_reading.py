@@ -202,6 +202,8 @@ def test_steps_keep_a_wire_busy_while_nobody_else_holds_them_up(store: Store) ->
     busy = {row["src_host"]: row["busy_ns"] for row in read(store).steps.to_pylist()}
     found = [busy[f"c{number}h0"][SLACKS_NS.index(slack_ns)] for number, (_, slack_ns, _) in enumerate(BUSY)]
     assert found == [expected for _, _, expected in BUSY]
+    pace = {row["src_host"]: row["pace"] for row in read(store).steps.to_pylist()}
+    assert (pace["c0h0"], pace["c4h0"]) == (0.0, pytest.approx(200 * US / (3 << 16))), "from the first to the last"
 
 
 @pytest.mark.parametrize(("newer_us", "error_ns"), [(90, 20.0 * US), (30, 0.0)])
