@@ -126,7 +126,8 @@ SELECT /*ask,*/ comm, what AS func, toUInt8(log2(greatest(moved, 1))) AS size_cl
        max(port) AS sport, count() AS n, max(open) AS steps, avg(under_way) AS bytes,
        greatest(quantileExact(0.5)(lag), toInt64(sumIf(lag, lag > {_STALL_NS}) / count())) AS transit_ns,
        n AS operations, if(n > 1, stddevSamp(lag) / sqrt(n), NULL) AS error_ns,
-       min(after) AS least_ns, avg(absent) AS absent_ns, median(lasted / moved) AS pace, max(arrived) AS newest_ns
+       min(after) AS least_ns, avg(absent) AS absent_ns,
+       median(lasted / greatest(moved, 1)) AS pace, max(arrived) AS newest_ns
 FROM matched
 GROUP BY /*ask,*/ comm, what, size_class, src_rank, dst_rank, channel
 ORDER BY comm, func, size_class, src_rank, dst_rank, channel

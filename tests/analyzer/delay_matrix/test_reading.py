@@ -239,6 +239,11 @@ def test_end_of_a_transfer_tells_what_is_under_way(store: Store) -> None:
     assert (row["transit_ns"], row["steps"], row["bytes"]) == (240 * US, 8, 1 << 19)
 
 
+def test_transfer_of_nothing_has_a_pace_that_is_a_number(store: Store) -> None:
+    insert(store, *(transfer(host, 100, bytes=0, first_ns=T0 + 100 * US) for host in (0, 1)), *comms())
+    assert read(store).lags["pace"].to_pylist() == [0.0]
+
+
 def test_path_counts_that_a_connection_had_in_the_middle_of_the_window(store: Store) -> None:
     usual: dict[str, Any] = {"host": "h0", "src_nic": "eth0", "proto": "tcp", "dport": 0, "confidence": 1.0}
     moved = {"before": T0 - SECOND, "then": T0 + SECOND, "since": T0 + 4 * SECOND}
