@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analyzer.delay_matrix.matrix import Pair
+from analyzer.delay_matrix.matrix import Pair, paths_through
 from analyzer.windows.columns import filled
 from analyzer.windows.jobs import NOBODY, Roster
 from analyzer.windows.window import Context, End
@@ -149,7 +149,7 @@ def find_ends(rows: pa.Table, paths: pa.Table, context: Context) -> Ends:
         number_rows([codes_of(distinct[f"{side}_host"]), codes_of(distinct[f"{side}_nic"])])[0]
         for side in ("src", "dst")
     )
-    least = _least_ns_per_byte(src_ends, dst_ends, context.topology)
+    least = _least_ns_per_byte(pairs, context.topology)
     return Ends(pairs, indexes, known, src_end, dst_end, least, _sharers(pairs))
 
 
@@ -212,23 +212,20 @@ def _joined(*columns: pa.Array | pa.ChunkedArray) -> pa.Array:
     return pc.binary_join_element_wise(*parts, _JOIN)
 
 
-def _least_ns_per_byte(
-    src_ends: list[_HostNic], dst_ends: list[_HostNic], topology: TopologyIndex | None
-) -> np.ndarray:
+def _least_ns_per_byte(pairs: tuple[Pair, ...], topology: TopologyIndex | None) -> np.ndarray:
     if topology is None:
-        return np.zeros(len(src_ends))
-    rates = {index: _end_gbps(index, topology) for index in {*src_ends, *dst_ends}}
-    slower = np.minimum(*(np.array([rates[index] for index in ends], np.float64) for ends in (src_ends, dst_ends)))
-    return _NS_PER_BYTE / slower
+        return np.zeros(len(pairs))
+    paths, rates = paths_through(topology), dict[End, float]()
+    for end in {end for pair in pairs for end in (pair.src, pair.dst)}:
+        rates[end] = _end_gbps(end, topology)
+    gbps = [min(rates[pair.src], rates[pair.dst], paths.gbps_of(pair)) for pair in pairs]
+    return _NS_PER_BYTE / np.array(gbps, np.float64)
 
 
-def _end_gbps(index: _HostNic, topology: TopologyIndex) -> float:
+def _end_gbps(end: End, topology: TopologyIndex) -> float:
     """Return the rate of a NIC's cable, or of the slowest of its host while the NIC is unknown; infinite: unknown."""
-    host, nic = index
-    if nic:
-        link = topology.host_link(host, nic)
-        return link.gbps if link and link.gbps > 0 else np.inf
-    links = (topology.host_link(host, each.id) for each in topology.nics_of(host))
+    names = [end.nic] if end.nic else [each.id for each in topology.nics_of(end.host)]
+    links = (topology.host_link(end.host, name) for name in names)
     return min((link.gbps for link in links if link and link.gbps > 0), default=np.inf)
 
 

@@ -1,5 +1,6 @@
 """The delay matrix: one cell per pair that was compared, and how much slower than its kind it is."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
@@ -218,6 +219,7 @@ class Paths:
         self._links = {link.id: link for link in topology.topology.links}
         self._switches = frozenset(node.id for node in topology.topology.switches)
         self._spread: dict[PathKey, tuple[Hop, ...]] = {}
+        self._gbps: dict[tuple[str, str], float] = {}
 
     def hops(self, pair: Pair) -> tuple[Hop, ...]:
         """Return the links between switches and the switches that a pair runs over, each with its probability.
@@ -247,6 +249,17 @@ class Paths:
         if pair.path:
             return pair.src.host, pair.dst.host, pair.path
         return tuple((self.leaf_of(src), self.leaf_of(dst)) for src, dst in _ports_of(pair))
+
+    def gbps_of(self, pair: Pair) -> float:
+        """Return what the links between a pair's leaves let one flow have, on the widest way; infinite: unknown."""
+        if pair.path:
+            return min((self._links[link].gbps for link in pair.path if link in self._links), default=math.inf)
+        near, far = self.leaf_of(pair.src), self.leaf_of(pair.dst)
+        if near is None or far is None or near == far:
+            return math.inf
+        if (near, far) not in self._gbps:
+            self._gbps[near, far] = _widest(near, far, self._between(pair.src, pair.dst))
+        return self._gbps[near, far]
 
     def leaf_of(self, end: End) -> str | None:
         """Return the leaf of a NIC; where the NIC is unknown, the one leaf that all NICs of the host are on."""
@@ -297,6 +310,20 @@ def _ports_of(pair: Pair) -> tuple[tuple[End, End], ...]:
 def paths_through(topology: TopologyIndex) -> Paths:
     """Return the paths of a topology, kept: there are a thousand times as many pairs."""
     return Paths(topology)
+
+
+def _widest(near: str, far: str, links: list[Link]) -> float:
+    """Return the highest rate of which every link has as much on some way; infinite where none is known.
+
+    >>> links = [Link(id=str(gbps), a="leaf0/1", b="leaf1/1", gbps=gbps) for gbps in (40, 100)]
+    >>> _widest("leaf0", "leaf1", links)
+    100.0
+    """
+    for gbps in sorted({link.gbps for link in links}, reverse=True):
+        ends = [(split_end(link.a)[0], split_end(link.b)[0]) for link in links if link.gbps >= gbps]
+        if far in count_hops(join_nodes(ends, [near]), near):
+            return gbps
+    return math.inf
 
 
 def _spread(near: str, far: str, links: list[Link]) -> Iterator[Hop]:

@@ -9,6 +9,8 @@ from analyzer.delay_matrix.building import build_matrix
 from analyzer.delay_matrix.delays import PairOptions
 from analyzer.delay_matrix.matrix import PairMemory, SlowPair
 from analyzer.delay_matrix.reading import PairFacts
+from lockstep.fabrics import FabricOptions, leaf_spine
+from lockstep.topology import TopologyIndex
 from tests.analyzer.delay_matrix.build import (
     HOSTS,
     MS,
@@ -163,6 +165,13 @@ def test_no_wire_is_slow_that_its_link_allows() -> None:
     fast, _ = build_matrix(facts(rows), PairMemory(), context(fabric()), PairOptions())
     assert hot_hosts(look_at(facts(rows))) == {SLOW}
     assert hot_hosts(fast) == set()
+    by_uplinks = {}
+    for gbps in (400.0, 100.0):
+        fabric_of = TopologyIndex(leaf_spine(HOSTS, 4, HOSTS, 2, FabricOptions(gbps=400.0, uplink_gbps=gbps)))
+        rows = waits(ring(), lambda hop: 1.0 if hop == SLOW else 0.1, transport="socket")  # 100 Gb/s
+        matrix, _ = build_matrix(facts(rows), PairMemory(), context(fabric_of), PairOptions())
+        by_uplinks[gbps] = hot_hosts(matrix)
+    assert by_uplinks == {400.0: {SLOW}, 100.0: set()}
 
 
 # A wire time of a socket ends when the kernel took the bytes.

@@ -1,10 +1,12 @@
 """Memory knows what a pair usually needs after a few evaluations, and forgets slowly."""
 
+import math
+
 import numpy as np
 import pytest
 
 from analyzer.delay_matrix.matrix import FORGOTTEN_AFTER, MIN_EVALUATIONS, MOST_EVALUATIONS, Hop, PairMemory, Paths
-from lockstep.fabrics import dual_plane, fat_tree, leaf_spine
+from lockstep.fabrics import FabricOptions, dual_plane, fat_tree, leaf_spine
 from lockstep.topology import TopologyIndex
 from tests.analyzer.localize.build import pairs, routed
 
@@ -88,6 +90,14 @@ def test_unknown_path_is_spread_over_all_equal_paths() -> None:
     for tier, number in {"leaf": 2, "spine": 2, "core": 1}.items():
         total = sum(hop.share for hop in hops if hop.side is None and tier in hop.name)
         assert total == pytest.approx(number)
+
+
+def test_flow_is_no_faster_than_the_narrowest_link_of_the_widest_way() -> None:
+    """Two uplinks of a quarter of the rate of a NIC, as in a fabric of which half may be away."""
+    thin = Paths(TopologyIndex(leaf_spine(4, 1, 2, 2, FabricOptions(gbps=400.0, uplink_gbps=100.0))))
+    across, inside, nowhere = pairs([("h0/eth0", "h3/eth0"), ("h0/eth0", "h1/eth0"), ("h0/eth0", "h9/eth0")])
+    assert [thin.gbps_of(pair) for pair in (across, inside, nowhere)] == [100.0, math.inf, math.inf]
+    assert thin.gbps_of(routed("h0/eth0", "h3/eth0", "h0/eth0--leaf0", "leaf0--spine1")) == 100.0
 
 
 @pytest.mark.parametrize("end", ["h9/eth0", "h1/eth7"])
