@@ -4,13 +4,14 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from analyzer.hang.facts import PAIRED
+from analyzer.hang.facts import PAIRED, TOGETHER
 from analyzer.hang.processes import Scene, finding_of, is_queued
 from analyzer.hang.waits import StuckOperation
 from analyzer.windows.window import Finding
 from lockstep.topology import host_name
 
 _LEADS_ON = ("recv_wait", "wire", "peer_wait")  # the peer has to send, or to take what is sent to it
+_SENDING = ("wire", "peer_wait")  # what it sent is under way; room for it has to come
 _OWN_GPU = ("recv_gpu_wait", "gpu_wait")  # has data that its GPU does not take; room that its GPU does not fill
 
 
@@ -18,7 +19,7 @@ def find_holders(scene: Scene, operation: StuckOperation) -> list[int]:
     """Return the processes inside an operation that do not do their part of it, as the states of the others show."""
     is_pair = str(scene.waits.lines.func[operation.members[0]]) in PAIRED
     by_steps = _of_two if is_pair else _where_waiting_ends
-    return _never_begun(scene, operation) or by_steps(scene, operation)
+    return _never_begun(scene, operation) or by_steps(scene, operation) or _last_inside(scene, operation)
 
 
 def _never_begun(scene: Scene, operation: StuckOperation) -> list[int]:
@@ -34,6 +35,21 @@ def _never_begun(scene: Scene, operation: StuckOperation) -> list[int]:
     busy = lines.process[(lines.started > lines.done) & (lines.state != "kernel_wait")]
     late: list[int] = np.setdiff1d(lines.process[rows[is_late]], busy).tolist()
     return late
+
+
+def _last_inside(scene: Scene, operation: StuckOperation) -> list[int]:
+    """Return the only rank that has not left an operation and is sending in it: all that it sent has arrived.
+
+    The others would still be there, had it not. So it has not noticed: its process has ended or was stopped, and no
+    event tells. One that waits to receive may have lost what the network owes it.
+    """
+    lines, rows = scene.waits.lines, operation.members
+    here = scene.waits.group == operation.group
+    is_alone = (
+        len(rows) == 1 and here.sum() > 1 and bool((lines.done[here] >= operation.number).sum() == here.sum() - 1)
+    )
+    is_sending = is_alone and lines.state[rows[0]] in _SENDING and str(lines.func[rows[0]]) in TOGETHER
+    return [int(lines.process[rows[0]])] if is_sending else []
 
 
 def _of_two(scene: Scene, operation: StuckOperation) -> list[int]:

@@ -266,6 +266,20 @@ def test_rank_that_holds_what_it_received_is_named_by_its_host() -> None:
     assert (finding.component, finding.likelihood) == ("gpu:h1/0", 0.7)
 
 
+def test_rank_that_alone_is_still_sending_what_all_others_have_got_is_named() -> None:
+    """It died or was stopped without an event: its own word is as old as that. One that receives may lack data."""
+
+    def named(state: str, peer: int, others_done: int = 5) -> list[str]:
+        others = [
+            line(rank, (6, 6, others_done), state="recv_wait", head_peer=0, head_channel=0) for rank in (1, 2, 3)
+        ]
+        lines = [line(0, (5, 5, 4), state=state, head_peer=peer, head_channel=0), *others]
+        return [finding.component for finding in Job(lines=lines).find()]
+
+    assert named("wire", 1) == ["host:h0"]
+    assert "host:h0" not in named("recv_wait", 3) + named("wire", 1, others_done=4)
+
+
 def waiting(**states: tuple[str, int]) -> list[dict[str, object]]:
     """All are inside the same operation, each with what it waits for and which rank that is about."""
     told = {int(rank[1:]): state for rank, state in states.items()}
