@@ -188,8 +188,21 @@ def explain(matrix: DelayMatrix, evidence: Evidence, context: Context) -> list[F
     meeting = _count_meeting(matrix, context.topology)
     met = _MEETS_ANOTHER ** np.clip(matrix.ratio - 1, 1, _MOST_MET)
     chance = np.where(meeting > 0, met, FALSE_ALARM)
-    weighed = _weigh(suspects, times, matrix.slow, np.where(matrix.hidden, 1.0, miss), chance, meeting)
-    return _explain(weighed, evidence, Cables(context.topology))
+    normal, cables = np.where(matrix.hidden, 1.0, miss), Cables(context.topology)
+
+    def explained(chance: np.ndarray) -> list[Fault]:
+        return _explain(_weigh(suspects, times, matrix.slow, normal, chance, meeting), evidence, cables)
+
+    faults = explained(chance)
+    common = _share_unexplained(matrix, faults)
+    return explained(np.maximum(chance, common)) if common > FALSE_ALARM else faults
+
+
+def _share_unexplained(matrix: DelayMatrix, faults: list[Fault]) -> float:
+    """Return how common slow pairs are among those that no fault explains: it needs none to be one of them."""
+    explained = np.logical_or.reduce([np.zeros(len(matrix.pairs), bool), *(fault.members for fault in faults)])
+    others = int((~explained).sum())
+    return int((matrix.slow & ~explained).sum()) / others if others else 0.0
 
 
 def explain_inner(matrix: DelayMatrix, evidence: Evidence) -> list[Fault]:

@@ -387,6 +387,20 @@ def test_lone_pair_that_may_always_have_met_other_flows_is_no_fault_unless_it_is
     assert named(find_faults(told, NO_EVIDENCE, context(fabric()))) == [("nic:h3/eth0", "tx")], "not all of them do"
 
 
+def test_pair_is_no_fault_where_as_slow_ones_are_common_that_no_fault_explains() -> None:
+    """One inside of a leaf among six across leaves that each may have met others: what slowed those slowed it too."""
+    across = {(f"h{host}/eth{nic}", f"h{host + 1}/eth{nic}") for nic in (1, 2) for host in range(1, HOSTS - 1, 2)}
+    inside = ("h0/eth0", "h1/eth0")
+
+    def found(slow: set[tuple[str, str]]) -> list[tuple[str, str | None]]:
+        told = matrix(RING, times(2.5, lambda pair: (str(pair.src), str(pair.dst)) in slow))
+        told.has_past[:] = False
+        return named(find_faults(told, NO_EVIDENCE, context(fabric())))
+
+    assert found({inside}) == [("link:h0/eth0--h1/eth0", "tx")]
+    assert found({inside, *across}) == []
+
+
 def test_pairs_between_two_leaves_that_may_have_met_each_other_blame_none_of_their_hosts() -> None:
     """Four flows over as many spines, two by two on a link: each takes twice as long, and a host has no others."""
     four = TopologyIndex(leaf_spine(hosts=HOSTS, nics_per_host=4, leaves=HOSTS // 2, spines=4))
