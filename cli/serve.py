@@ -15,7 +15,6 @@ from cli.setup import configure_logging, settings_of
 from lockstep.clock import SystemClock
 from lockstep.config import Settings
 from lockstep.errors import LockstepError
-from lockstep.sections import split_listen
 from lockstep.state.leases import Shard
 from lockstep.verdict import Incident
 
@@ -29,7 +28,7 @@ def serve_api(context: typer.Context) -> None:
     """Serve the HTTP API, take in what collectors send, and send alerts; of several, one sends."""
     settings = settings_of(context)
     check_exposure(settings.api)
-    listener = listen_on(*split_listen(settings.api.listen), "LOCKSTEP_API_LISTEN")
+    listener = listen_on(settings.api.listen, "LOCKSTEP_API_LISTEN")
     with opened_api(settings, SystemClock()) as (parts, duties):
 
         def started() -> None:
@@ -78,7 +77,7 @@ def _serve_duties(duties: Duties, listen: str, setting: str) -> None:
         for duty in duties.all:
             _log.info("service is up", service=duty.name, listen=listen)
 
-    listener = listen_on(*split_listen(listen), setting)
+    listener = listen_on(listen, setting)
     serve(health_app(check_ready, [CollectorRegistry()]), listener, started, duties.close)
 
 

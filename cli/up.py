@@ -15,7 +15,6 @@ from collector.shipping import GatewayClient, MemoryQueue
 from collector.sources.simulated import SimulatedCluster, SimulatedSource
 from lockstep.clock import NS_PER_S, Clock, SystemClock, rfc3339
 from lockstep.config import Settings
-from lockstep.sections import split_listen
 from lockstep.state.database import ControlDatabase
 from lockstep.state.tokens import Scope, create_token, list_tokens, revoke_token
 from lockstep.verdict import Incident
@@ -47,7 +46,7 @@ def command(
 def _run(settings: Settings, scenario: Scenario | None) -> None:
     clock = SystemClock()
     check_exposure(settings.api)
-    listener = listen_on(*split_listen(settings.api.listen), "LOCKSTEP_API_LISTEN")
+    listener = listen_on(settings.api.listen, "LOCKSTEP_API_LISTEN")
     settings = with_listen(settings, listener)
     topology = build_topology(scenario.cluster) if scenario else None
     notice = f"Demo: {scenario.summary}. Reads need no token." if scenario else ""

@@ -131,14 +131,14 @@ def test_analyzers_that_share_the_jobs_need_a_server(lockstep: Run) -> None:
 
 
 def test_address_that_is_free_is_listened_on_and_one_in_use_named_with_the_setting_to_change() -> None:
-    with listen_on("::1", 0, "LOCKSTEP_API_LISTEN") as sixth:
+    with listen_on("[::1]:0", "LOCKSTEP_API_LISTEN") as sixth:
         assert sixth.family == socket.AF_INET6
-    with listen_on("127.0.0.1", 0, "LOCKSTEP_API_LISTEN") as taken:
+    with listen_on("127.0.0.1:0", "LOCKSTEP_API_LISTEN") as taken:
         port = taken.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)):
             pass
         with pytest.raises(LockstepError) as caught:
-            listen_on("127.0.0.1", port, "LOCKSTEP_API_LISTEN")
+            listen_on(f"127.0.0.1:{port}", "LOCKSTEP_API_LISTEN")
     assert str(caught.value) == (
         f"cannot listen on 127.0.0.1:{port}: Address already in use; set LOCKSTEP_API_LISTEN to another"
     )
@@ -168,7 +168,7 @@ def test_store_is_that_of_the_settings_and_an_embedded_one_is_brought_up_to_date
     assert node_urls(several) == ("http://u@a:1/x", "http://u@b/x")
     settings = Settings(state_dir=tmp_path)
     with opened_store(settings) as opened:
-        prepare_embedded(opened, settings, now_ns=1)
+        prepare_embedded(opened, settings.store, now_ns=1)
         check_migrated(opened, layout_of(settings))
 
 
