@@ -138,8 +138,8 @@ def _fill_transfers(store: Store) -> None:
     table, random = TABLE_BY_NAME["transfer_stats"], np.random.default_rng(2)
     for second in range(60):
         ts_ns = _START_NS + second * NS_PER_S
-        wires_ns = random.normal(42e6, 1e6, (len(_JOBS), RANKS)).astype(np.int64)
-        those = zip(_JOBS, wires_ns, strict=True)
+        on_wire_ns = random.normal(42e6, 1e6, (len(_JOBS), RANKS)).astype(np.int64)
+        those = zip(_JOBS, on_wire_ns, strict=True)
         parts = [ring_transfers(job, np.arange(RANKS), ts_ns, wire_ns) for job, wire_ns in those]
         store.insert(table, pa.concat_tables(parts), token=f"transfers/{second}")
     store.command(f"OPTIMIZE TABLE {store.database}.transfer_stats FINAL")
