@@ -40,13 +40,13 @@ from api.routes.ingest import IngestFastPath
 from api.routes.stream import ChangeFeed
 from api.sharing import GuardedStore, StoreSlots, TtlCache
 from api.views.incidents import IncidentPages
-from api.views.jobs import open_folders
 from api.views.matrix import MatrixCache
 from lockstep import __version__
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.errors import LockstepError, StoreAway
 from lockstep.state.leases import check_held
 from lockstep.store.migrations import check_migrated
+from planner.assembly import open_folders
 
 # The stream comes before incidents: its path looks like one of theirs. Those come early: everybody asks for them.
 # Jobs come last: a job's id may hold slashes, so that its route takes whatever is left.

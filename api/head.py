@@ -26,6 +26,7 @@ from lockstep.clock import NS_PER_S, Clock
 from lockstep.config import Settings, make_state_dir
 from lockstep.errors import BadInput
 from lockstep.sealing import Keyring
+from lockstep.sections import AnalyzerSettings, PlannerSettings
 from lockstep.state.claims import BatchClaims
 from lockstep.state.database import ControlDatabase, open_control
 from lockstep.state.fabric import find_topology, list_topologies
@@ -146,10 +147,10 @@ def opened_head(
 
         if settings.analyzer.processes > 1:
             raise BadInput("analyzer.processes above 1 is for `lockstep serve analyzer`: here all is one process")
-        analyzer = make_analyzer(settings, parts.store, parts.control, parts.topology, announce_and_alert)
+        analyzer = make_analyzer(settings.analyzer, parts.store, parts.control, parts.topology, announce_and_alert)
         works = {
             "analyzer": analyzer.run_once,
-            **_planner_works(settings, parts.store, parts.control, parts.topology),
+            **_planner_works(settings.planner, parts.store, parts.control, parts.topology),
         }
         duties = Duties((*_duties(works, settings, parts.control, clock).all, *alerts.all), (analyzer.stop,))
         parts.gateway.inserted = partial(duties.wake, "analyzer")
@@ -164,7 +165,9 @@ def opened_api(
     make_state_dir(settings)
     with ExitStack() as stack:
         store = stack.enter_context(served_store(settings, clock))
-        control = stack.enter_context(open_control(settings.control_url, keys=keys_of(settings)))
+        # A key file that was named is not made: it may be mistyped.
+        keys = Keyring(settings.key_file, is_made=settings.control.key_file is None)
+        control = stack.enter_context(open_control(settings.control_url, keys=keys))
         options = GatewayOptions(settings.gateway.segment_s, max_backlog_bytes=settings.gateway.max_backlog_mb << 20)
         parts = Parts(
             settings=settings,
@@ -173,7 +176,7 @@ def opened_api(
             control=control,
             gateway=Gateway(settings.state_dir / "gateway", store, clock, options, BatchClaims(control)),
             clock=clock,
-            topology=topology or topology_of(settings, control),
+            topology=topology or topology_of(settings.analyzer, control),
             notice=notice,
         )
         alerts = make_alerts(parts)
@@ -190,7 +193,9 @@ def opened_analyzer(
     with served_store(settings, clock) as store, open_control(settings.control_url) as control:
         if shard.of > 1 and isinstance(store.address, Embedded):
             raise BadInput("analyzer.processes above 1 needs a ClickHouse server: an embedded store is one process's")
-        service = make_analyzer(settings, store, control, topology_of(settings, control), announce, shard)
+        service = make_analyzer(
+            settings.analyzer, store, control, topology_of(settings.analyzer, control), announce, shard
+        )
         own = _duties({shard.name: service.run_once}, settings, control, clock)
         options = DutyOptions(lease_s=settings.lease_s)
         apart = [DutyProcess(name, control, clock, options, serve) for name, serve in others.items()]
@@ -205,45 +210,37 @@ def opened_planner(settings: Settings, clock: Clock) -> Iterator[Duties]:
         control = stack.enter_context(open_control(settings.control_url))
         needs_store = settings.planner.paths or settings.planner.controller != "none"
         store = stack.enter_context(served_store(settings, clock)) if needs_store else None
-        works = _planner_works(settings, store, control, topology_of(settings, control))
+        works = _planner_works(settings.planner, store, control, topology_of(settings.analyzer, control))
         yield _duties(works, settings, control, clock)
 
 
-def keys_of(settings: Settings) -> Keyring:
-    """Return what seals secrets in the control database; a file that was named is not made: it may be mistyped."""
-    named = settings.control.key_file
-    return Keyring(named or settings.state_dir / "secrets.key", is_made=named is None)
-
-
 def make_analyzer(
-    settings: Settings,
+    settings: AnalyzerSettings,
     store: Store,
     control: ControlDatabase,
     topology: Topology | None,
     announce: Announce,
     shard: Shard = ALL_JOBS,
 ) -> AnalyzerService:
-    evaluations = EvaluationOptions(
-        hop_ns=settings.analyzer.evaluation_s * NS_PER_S, shortest_ns=settings.analyzer.window_s * NS_PER_S
-    )
-    straggler = StragglerOptions(numeric=NumericOptions(device=settings.analyzer.device))
+    evaluations = EvaluationOptions(hop_ns=settings.evaluation_s * NS_PER_S, shortest_ns=settings.window_s * NS_PER_S)
+    straggler = StragglerOptions(numeric=NumericOptions(settings.device))
     follow = FollowOptions(analyzer=AnalyzerOptions(straggler=straggler), evaluations=evaluations)
-    options = ServiceOptions(int(settings.analyzer.silence_s * NS_PER_S), follow, shard)
+    options = ServiceOptions(int(settings.silence_s * NS_PER_S), follow, shard)
     return AnalyzerService(store, control, TopologyIndex(topology) if topology else None, options, announce)
 
 
-def topology_of(settings: Settings, control: ControlDatabase) -> Topology | None:
+def topology_of(settings: AnalyzerSettings, control: ControlDatabase) -> Topology | None:
     """Return the topology in the file that is set, else the one published last; None without either."""
-    if settings.analyzer.topology:
-        return load_topology(settings.analyzer.topology)
+    if settings.topology:
+        return load_topology(settings.topology)
     return find_topology(control)[1] if list_topologies(control, limit=1) else None
 
 
 def _planner_works(
-    settings: Settings, store: Store | None, control: ControlDatabase, topology: Topology | None
+    settings: PlannerSettings, store: Store | None, control: ControlDatabase, topology: Topology | None
 ) -> dict[str, Work]:
     works: dict[str, Work] = {"planner": make_planner(settings, store, control, topology).run_once}
-    if store is not None and settings.planner.paths:
+    if store is not None and settings.paths:
         if topology is None:
             raise BadInput(
                 "planner.paths needs to know the fabric: set analyzer.topology, or `lockstep topology publish` it"

@@ -9,6 +9,7 @@ import ssl
 import threading
 from collections.abc import Callable
 from functools import partial
+from socket import AF_INET, AF_INET6
 from types import FrameType
 from typing import Any
 
@@ -148,11 +149,11 @@ def serve(
         WebServer(app, on_started, on_leaving, tls).run(sockets=[listener])
 
 
-def listen_on(host: str, port: int, setting: str) -> socket.socket:
-    """Return a listening socket; taken before anything else is started, so that a clash costs nothing."""
+def listen_on(listen: str, setting: str) -> socket.socket:
+    """Return a socket that listens at host:port; taken before anything is started, so that a clash costs nothing."""
+    host, port = split_listen(listen)
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=1024)
+        return socket.create_server((host, port), family=AF_INET6 if ":" in host else AF_INET, backlog=1024)
     except OSError as error:
         reason = (error.strerror or str(error)).partition(" (")[0]  # Python adds the address once more
         raise LockstepError(f"cannot listen on {host}:{port}: {reason}; set {setting} to another") from error

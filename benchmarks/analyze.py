@@ -7,8 +7,6 @@ core alone, on the GPU as well where there is one.
 """
 
 import math
-import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -30,7 +28,6 @@ from benchmarks.analyze_window import (
     HUNG,
     RIGHT,
     SLOW,
-    START_NS,
     PeerCost,
     Scene,
     fill_store,
@@ -39,10 +36,9 @@ from benchmarks.analyze_window import (
     scene_topology,
     write_dumps,
 )
-from benchmarks.figures import Figure, Note, clocked, in_own_process, peak_mb
+from benchmarks.figures import Figure, Note, clocked, fresh_store, in_own_process, peak_mb, scratch
 from benchmarks.small_jobs import small_job_figures
 from lockstep.clock import NS_PER_S
-from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import Store, open_store
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.topology import TopologyIndex
@@ -82,22 +78,20 @@ def judge_window(store: Store, topology: TopologyIndex | None) -> list[str]:
 
 def measure_scene(scene: Scene) -> Cost:
     """Make the telemetry of a scene, then judge it, each in a fresh process."""
-    with tempfile.TemporaryDirectory(prefix="lockstep-analyze-") as folder:
-        rows = in_own_process(_fill, scene, Path(folder))
-        return in_own_process(_judge, scene, Path(folder), rows)
+    with scratch() as folder:
+        rows = in_own_process(_fill, scene, folder)
+        return in_own_process(_judge, scene, folder, rows)
 
 
 def measure_dumps(ranks: int) -> tuple[Cost, PeerCost]:
     """Let our analyzer and theirs read the same dumps of a hang."""
-    with tempfile.TemporaryDirectory(prefix="lockstep-dumps-") as folder:
-        dumps = Path(folder)
+    with scratch() as dumps:
         write_dumps(dumps, ranks)
         return in_own_process(_judge_dumps, dumps, ranks), in_own_process(run_their_analyser, dumps, ranks)
 
 
 def _fill(scene: Scene, folder: Path) -> int:
-    with open_store(f"chdb://{folder}", memory_bytes=_ENGINE_BYTES) as store:
-        migrate(store, Layout(store.database), START_NS)
+    with fresh_store(folder, _ENGINE_BYTES) as store:
         fill_store(store, scene)
         counted = store.query(
             "SELECT sum(rows) AS rows FROM system.parts WHERE active AND database = currentDatabase()"
@@ -106,11 +100,7 @@ def _fill(scene: Scene, folder: Path) -> int:
 
 
 def _judge_dumps(dumps: Path, ranks: int) -> Cost:
-    with (
-        tempfile.TemporaryDirectory(prefix="lockstep-analyze-") as folder,
-        open_store(f"chdb://{folder}", memory_bytes=_ENGINE_BYTES) as store,
-    ):
-        migrate(store, Layout(store.database), START_NS)
+    with scratch() as folder, fresh_store(folder, _ENGINE_BYTES) as store:
 
         def judge() -> tuple[list[str], int]:
             tables = read_dumps(dumps).tables()
@@ -219,16 +209,6 @@ def _timed(rows: Operations, are_sums: bool, ranks: int, device: Device) -> tupl
     return found, (cpu_s, wall_s)
 
 
-def main() -> None:
-    """Print what the numeric core takes on this machine, on the CPU by torch as well."""
-    devices: tuple[Device, ...] = ("cpu", "cuda") if find_device() else ("cpu",)
-    for ranks in (65_536, 1_000_000):
-        for cost in measure_numeric(ranks, devices):
-            same = "same" if cost.is_same else "DIFFERENT"
-            took = f"{cost.cpu_s:.3f} CPU s, {cost.wall_s:.3f} s"
-            sys.stdout.write(f"{cost.ranks:,} ranks, {cost.rows:,} rows on {cost.device}: {took}, {same} figures\n")
-
-
 _SIZES = (1_024, 4_096, 16_384, 65_536)
 _MILLION = 1_000_000
 _CLAIMS = {4_096: (1.0, 0.1), 65_536: (10.0, 2.0), _MILLION: (60.0, 10.0)}  # seconds: floor and goal
@@ -243,7 +223,7 @@ _LINEAR = (1.25, 1.05)  # exponent of the growth: with a logarithm from sorting,
 
 def measure(quick: bool, note: Note) -> tuple[Figure, ...]:
     """Return the figures of the analyzer's speed."""
-    devices: tuple[Device, ...] = ("cuda",) if find_device() else ()
+    devices: tuple[Device, ...] = ("cpu", "cuda") if find_device() else ()
     note("there is a GPU: long arrays are computed on it" if devices else "no GPU here: CPU only")
     sizes = _SIZES[:1] if quick else _SIZES
     slow = [_noted(note, Scene(ranks, SLOW)) for ranks in sizes]
@@ -352,7 +332,3 @@ def _core(costs: Sequence[NumericCost]) -> Iterator[Figure]:
         beside = f"{plain.wall_s / cost.wall_s:.1f} times as fast as numpy, copies included; figures of both "
         beside += "are the same" if cost.is_same else "DIFFER"
         yield Figure(f"{name}: {cost.device}", cost.wall_s, "s", reference=beside)
-
-
-if __name__ == "__main__":
-    main()

@@ -3,28 +3,26 @@
 A real API process with a real ClickHouse server holds a job of 1,024 ranks among three others. Its 128 hosts send a
 batch a second each, so that windows close, and matrices are built anew, all the time. The clients ask without pause,
 which is more than people and dashboards do; one figure is of clients that ask twice a second.
-
-`python -m benchmarks.api PORT FILE` is the hosts, until it is ended; the file has a token a line, in their order.
 """
 
 import asyncio
 import os
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.figures import Figure, Note
+from benchmarks.figures import Figure, Note, scratch
 from benchmarks.fleet_head import Head
 from benchmarks.fleet_sender import batch_head, read_answer
+from benchmarks.store import EACH_SECOND, GPUS_PER_HOST, HOSTS, RANKS, host_name, ring_rows, ring_transfers
 from lockstep.arrow import fill_rows
 from lockstep.batches import encode_batch
 from lockstep.clock import NS_PER_S, SystemClock
@@ -36,14 +34,11 @@ from lockstep.tables import TABLE_BY_NAME
 from lockstep.verdict import Impact, Incident, RuledOut, Verdict
 from tests.testbed.services import cpu_seconds
 
-RANKS, GPUS_PER_HOST = 1_024, 8
-HOSTS = RANKS // GPUS_PER_HOST
 JOB = "bench"
 _ALL_JOBS = (JOB, "other1", "other2", "other3")
 _CLIENTS = 50
 _INCIDENTS = 1_000
 _SECONDS_PER_INSERT = 10
-_COMM = 1
 _ROWS, _QUICK_ROWS = 10_000_000, 400_000
 _API = "/api/v1"
 _LIST = f"{_API}/incidents"
@@ -72,14 +67,13 @@ class Answers:
 def measure(quick: bool, note: Note) -> tuple[Figure, ...]:
     """Return rates and delays of the API."""
     seconds = 2.0 if quick else 20.0
-    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder:
-        directory = Path(folder)
+    with scratch() as directory:
         note("starting ClickHouse and the API")
         with Head(directory) as head:
             now_ns = SystemClock().now_ns()
             rows = fill(head.store, _QUICK_ROWS if quick else _ROWS, now_ns, note)
             readers, senders = _prepare(directory / "state", now_ns)
-            with _sending(head.port, directory, senders):
+            with _sending(head.port, senders):
                 note(f"{_CLIENTS} clients ask for {seconds:.0f} s each, while {HOSTS} hosts send")
                 found = {"first": ask(head.port, readers[:1], [_MATRIX], 0.001)}
                 used_s = cpu_seconds(head.gateway_pid)
@@ -125,16 +119,15 @@ def _prepare(state: Path, now_ns: int) -> tuple[list[str], list[str]]:
 
 
 @contextmanager
-def _sending(port: int, directory: Path, tokens: list[str]) -> Iterator[None]:
+def _sending(port: int, tokens: list[str]) -> Iterator[None]:
     """Let all hosts send, in a process of their own, for as long as the block runs."""
-    file = directory / "tokens"
-    file.write_text("\n".join(tokens), encoding="ascii")
-    command = [sys.executable, "-m", "benchmarks.api", str(port), str(file)]
-    with subprocess.Popen(command) as hosts:
-        try:
-            yield
-        finally:
-            hosts.kill()
+    hosts = get_context("spawn").Process(target=_send, args=(port, tokens), daemon=True)
+    hosts.start()
+    try:
+        yield
+    finally:
+        hosts.kill()
+        hosts.join()
 
 
 def _incident(number: int, now_ns: int) -> Incident:
@@ -202,10 +195,6 @@ async def _client(
         writer.close()
 
 
-def host_name(number: int) -> str:
-    return f"n{number}"
-
-
 def fill(store: Store, rows: int, now_ns: int, note: Note) -> int:
     """Put about so many rows into the store, complete up to now, and return how many."""
     per_second: int = sum(table.num_rows for job in _ALL_JOBS for table in _second(job, range(RANKS), 0).values())
@@ -248,35 +237,20 @@ def heartbeats(hosts: list[int], ts_ns: int) -> pa.Table:
 def _comms(job: str, init_ns: int) -> pa.Table:
     ranks = np.arange(RANKS)
     sizes = {"name": "world", "nranks": RANKS, "nnodes": HOSTS, "world_rank": ranks, "gpu": ranks % GPUS_PER_HOST}
-    return _rows("comms", job, ranks, plugin_version="bench", detail="steps", init_ns=init_ns, **sizes)
+    return ring_rows("comms", ranks, job=job, plugin_version="bench", detail="steps", init_ns=init_ns, **sizes)
 
 
 def _second(job: str, ranks: range, ts_ns: int) -> dict[str, pa.Table]:
     """Return a second of some ranks: statistics of their transfers, both ways, and of their operations."""
-    return {
-        "transfer_stats": pa.concat_tables(list(_transfers(job, np.arange(ranks.start, ranks.stop), ts_ns))),
-        "op_stats": _operations(job, np.arange(ranks.start, ranks.stop), ts_ns),
-    }
-
-
-_EACH = {"func": "AllReduce", "size_class": 26, "n": 20, "bytes": 20 << 26}  # rank and second
-
-
-def _transfers(job: str, ranks: np.ndarray, ts_ns: int) -> Iterator[pa.Table]:
-    wire_ns = _noise(len(ranks))
-    waits = {"gpu_wait_ns": wire_ns // 3, "peer_wait_ns": wire_ns // 5, "transport": "ib", "nic": "eth0"}
-    sent = {"wire_ns": wire_ns, "wire_max_ns": wire_ns // 20}
-    for channel, hop in ((0, 1), (1, 9)):
-        for direction, sign in (("send", 1), ("recv", -1)):
-            pair = {"channel": channel, "peer": (ranks + sign * hop) % RANKS, "direction": direction}
-            timed = sent if direction == "send" else dict.fromkeys(sent)
-            yield _rows("transfer_stats", job, ranks, ts_ns=ts_ns, **_EACH, **pair, **waits, **timed)
+    those = np.arange(ranks.start, ranks.stop)
+    sent = ring_transfers(job, those, ts_ns, _noise(len(those)))
+    return {"transfer_stats": sent, "op_stats": _operations(job, those, ts_ns)}
 
 
 def _operations(job: str, ranks: np.ndarray, ts_ns: int) -> pa.Table:
     lasted_ns = _noise(len(ranks))
     times = {"dur_sum_ns": lasted_ns, "dur_max_ns": lasted_ns // 10, "gap_sum_ns": lasted_ns // 2, "late_n": 0}
-    return _rows("op_stats", job, ranks, ts_ns=ts_ns, **_EACH, **times)
+    return ring_rows("op_stats", ranks, job=job, ts_ns=ts_ns, **EACH_SECOND, **times)
 
 
 @lru_cache
@@ -284,15 +258,13 @@ def _noise(count: int) -> np.ndarray:
     return np.random.default_rng(count).normal(42e6, 1e6, count).astype(np.int64)
 
 
-def _rows(table: str, job: str, ranks: np.ndarray, **columns: object) -> pa.Table:
-    hosts = pa.array([host_name(rank // GPUS_PER_HOST) for rank in ranks.tolist()])
-    known = {"host": hosts, "job": job, "attempt": 0, "comm": _COMM, "rank": ranks}
-    return fill_rows(TABLE_BY_NAME[table], len(ranks), known | columns)
-
-
-async def send(port: int, tokens: list[str]) -> None:
+def _send(port: int, tokens: list[str]) -> None:
     """Send until the process is ended, each host at its own moment of the second."""
-    await asyncio.gather(*(_host(port, number, token, len(tokens)) for number, token in enumerate(tokens)))
+
+    async def send() -> None:
+        await asyncio.gather(*(_host(port, number, token, len(tokens)) for number, token in enumerate(tokens)))
+
+    asyncio.run(send())
 
 
 async def _host(port: int, number: int, token: str, hosts: int) -> None:
@@ -310,7 +282,3 @@ async def _host(port: int, number: int, token: str, hosts: int) -> None:
                     sys.stderr.write(f"the batch of {host_name(number)} was refused\n")
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()  # the server ends connections that are idle for long; the next batch opens another
-
-
-if __name__ == "__main__":
-    asyncio.run(send(int(sys.argv[1]), Path(sys.argv[2]).read_text(encoding="ascii").split()))

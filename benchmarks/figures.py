@@ -1,4 +1,4 @@
-"""What a benchmark reports: figures with unit, floor and goal, and where and on what they were measured."""
+"""What benchmarks share: figures with unit, floor and goal, where they were measured, and a process and a store."""
 
 import os
 import platform
@@ -6,12 +6,17 @@ import re
 import resource
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
+
+from lockstep.store.migrations import Layout, migrate
+from lockstep.store.store import Store, open_store
 
 Note = Callable[[str], None]
 Made = TypeVar("Made")
@@ -56,6 +61,21 @@ def in_own_process(task: Callable[..., Made], *arguments: object) -> Made:
     """Return what a task makes in a fresh process: its CPU time and its peak of memory are its own."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(task, *arguments).result()
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """Give a folder that is gone afterwards."""
+    with TemporaryDirectory(prefix="lockstep-bench-") as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def fresh_store(folder: Path, memory_bytes: int = 2 << 30) -> Iterator[Store]:
+    """Open a store in a folder and bring it up to date."""
+    with open_store(f"chdb://{folder}", memory_bytes=memory_bytes) as store:
+        migrate(store, Layout(store.database), now_ns=1)
+        yield store
 
 
 def clocked(call: Callable[[], Made]) -> tuple[Made, float, float]:

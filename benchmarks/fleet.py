@@ -6,12 +6,11 @@ real processes on this machine; so are the agents, whose CPU time is reported an
 one is not sustained (benchmarks/fleet_run.py says what that means); the outage is played at the floor or below.
 """
 
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.figures import Figure, Note
+from benchmarks.figures import Figure, Note, scratch
 from benchmarks.fleet_head import GPUS_PER_HOST, Head, wait_until
 from benchmarks.fleet_outage import (
     Ledger,
@@ -91,15 +90,15 @@ def measure(quick: bool, note: Note, jobs: bool = False) -> tuple[Figure, ...]:
         lags = (lag_figure(10 if quick else _JOBS, processes) for processes in _PROCESSES)
         return (*lags, *hostile_figures(*((5, 20) if quick else (_OF_POISONED, _INVENTED))))
     options = QUICK if quick else Options()
-    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder:
-        return tuple(figures_of(measure_fleet(options, Path(folder), note), quick))
+    with scratch() as folder:
+        return tuple(figures_of(measure_fleet(options, folder, note), quick))
 
 
 def measure_fleet(options: Options, directory: Path, note: Note) -> FleetResult:
     """Play all runs against one head node in a directory."""
     note("starting a gateway and a ClickHouse server")
     with Head(directory) as head:
-        bench = _Bench(head, options, directory, note)
+        bench = _Bench(head, options, note)
         best, failed = find_largest(options.ladder, bench.try_fleet, options.narrow)
         note("waiting for merges, to see what a row takes on disk")
         settle(head.store, options.settle_s)
@@ -135,8 +134,8 @@ def find_largest(
 class _Bench:
     """One head node and the runs that were played against it."""
 
-    def __init__(self, head: Head, options: Options, directory: Path, note: Note) -> None:
-        self._head, self._options, self._directory, self._note = head, options, directory, note
+    def __init__(self, head: Head, options: Options, note: Note) -> None:
+        self._head, self._options, self._note = head, options, note
         self._tokens: dict[int, str] = {}
         self._second = SystemClock().now_ns() // NS_PER_S
         self.ledger = Ledger()
@@ -151,7 +150,7 @@ class _Bench:
         seconds = options.warm_up_s + options.measured_s
         self._note(f"{agents:,} agents for {seconds} s")
         plan = RunPlan(range(agents), self.next_second(seconds), seconds, options.warm_up_s)
-        run = run_fleet(self._head, self._tokens_for(agents), plan, self._directory, self._note)
+        run = run_fleet(self._head, self._tokens_for(agents), plan, self._note)
         self.ledger.add(run.sent)
         self._drain()
         judgement = judge(run)
@@ -162,7 +161,7 @@ class _Bench:
         outage = self._options.outage
         self._note(f"{agents:,} agents for {outage.seconds} s, the store away for {outage.away_s} of them")
         plan = RunPlan(range(agents), self.next_second(outage.seconds), outage.seconds, grace_s=120.0)
-        outcome = play_outage(self._head, self._tokens_for(agents), plan, outage, self._directory, self._note)
+        outcome = play_outage(self._head, self._tokens_for(agents), plan, outage, self._note)
         self.ledger.add(outcome.run.sent)
         self._drain()
         return outcome

@@ -4,7 +4,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -48,12 +47,10 @@ class OutageOutcome:
     ack: Quantiles  # of what was sent while the store was away
 
 
-def play_outage(
-    head: Head, tokens: dict[int, str], plan: RunPlan, outage: Outage, directory: Path, note: Note
-) -> OutageOutcome:
+def play_outage(head: Head, tokens: dict[int, str], plan: RunPlan, outage: Outage, note: Note) -> OutageOutcome:
     """Kill the store in the middle of a run and start it again."""
     strike = _Strike(head, outage, note)
-    run = run_fleet(head, tokens, plan, directory, note, during=strike.play)
+    run = run_fleet(head, tokens, plan, note, during=strike.play)
     away = [one for one in run.sent if strike.killed_ns <= one.sent_ns < strike.back_ns]
     ack = quantiles([(one.acked_ns - one.sent_ns) / NS_PER_S if one.acked_ns else float("inf") for one in away])
     peak = max((sample.backlog_bytes for sample in run.samples), default=0)

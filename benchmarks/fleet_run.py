@@ -1,27 +1,24 @@
 """One run of a fleet: senders prepared and started together, the head node watched until the last receipt."""
 
-import json
-import subprocess
-import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any
 
 import numpy as np
 
 from benchmarks.figures import Note
 from benchmarks.fleet_head import Head, Sample, Watch
-from benchmarks.fleet_sender import BATCH_SECONDS, Order, Sent, read_outcome
+from benchmarks.fleet_sender import BATCH_SECONDS, Order, Sent, play
 from lockstep.clock import NS_PER_S
 from lockstep.errors import LockstepError
 
 _SENDERS = 2
 _LEAD_S = 0.5  # from the word to the first batch
-_STOP_S = 10.0
+_STOP_S = 60.0
 _NOTE_S = 5.0
 
 
@@ -48,17 +45,12 @@ class RunOutcome:
 
 
 def run_fleet(
-    head: Head,
-    tokens: dict[int, str],
-    plan: RunPlan,
-    directory: Path,
-    note: Note,
-    during: Callable[[], object] = lambda: None,
+    head: Head, tokens: dict[int, str], plan: RunPlan, note: Note, during: Callable[[], object] = lambda: None
 ) -> RunOutcome:
     """Play the plan and return what happened; `during` runs beside it, from the first batch on."""
     with ExitStack() as stack:
-        senders = [stack.enter_context(_Sender(order)) for order in _orders(head, tokens, plan, directory)]
-        _await_ready(senders, len(plan.hosts), note)
+        senders = [stack.enter_context(_Sender(order)) for order in _orders(head, tokens, plan)]
+        _await_ready(senders, note, len(plan.hosts))
         start_ns = time.monotonic_ns() + int(_LEAD_S * NS_PER_S)
         watch = stack.enter_context(Watch(head, [sender.pid for sender in senders], plan.hosts, plan.first_second))
         for sender in senders:
@@ -70,65 +62,50 @@ def run_fleet(
 
 
 class _Sender:
-    """A sender process; what it says is kept as it comes, so that it never waits for us."""
+    """A process that plays agents; it is told when to start, and is gone with the block."""
 
     def __init__(self, order: Order) -> None:
-        self._order = order
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.fleet_sender"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=Path(__file__).parents[1],
-            text=True,
-        )
-        self.pid = self._process.pid
-        self.encoded = 0
-        self.is_ready = threading.Event()
-        self._send(asdict(order))
-        self._listener = threading.Thread(target=self._listen, name=f"sender-{self.pid}")
-        self._listener.start()
+        spawning = get_context("spawn")
+        self._talk, theirs = spawning.Pipe()
+        self._process = spawning.Process(target=play, args=(order, theirs), daemon=True)
+        self._process.start()
+        theirs.close()  # else we would not see that it has ended
+        self.pid = self._process.pid or 0
+        self.encoded, self._is_ready = 0, False
+
+    def is_ready(self, within_s: float) -> bool:
+        """Return whether it can start, having waited for that for some time at most."""
+        until_s = time.monotonic() + within_s
+        while not self._is_ready and self._talk.poll(max(until_s - time.monotonic(), 0.0)):
+            self.encoded, self._is_ready = self._receive()
+        return self._is_ready
 
     def start(self, start_ns: int) -> None:
-        self._send({"start_ns": start_ns})
+        self._talk.send(start_ns)
 
     def finish(self, plan: RunPlan) -> list[Sent]:
         """Return what became of its batches, once it has ended."""
-        self._process.wait(plan.seconds + plan.grace_s + 60)
-        if self._process.returncode != 0:
-            raise LockstepError(f"a sender of the fleet ended with {self._process.returncode}")
-        return read_outcome(Path(self._order.out))
-
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
+        if not self._talk.poll(plan.seconds + plan.grace_s + _STOP_S):
+            raise LockstepError("a sender of the fleet does not end")
+        sent: list[Sent] = self._receive()
+        return sent
 
     def __enter__(self) -> "_Sender":
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        if self.is_alive():
-            self._process.kill()
-        self._process.wait(_STOP_S)
-        self._listener.join()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        self._talk.close()
+        self._process.kill()
+        self._process.join()
 
-    def _send(self, facts: dict[str, object]) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(facts) + "\n")
-        self._process.stdin.flush()
-
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            message = json.loads(line)
-            self.encoded = message.get("encoded", self.encoded)
-            if "ready" in message:
-                self.is_ready.set()
+    def _receive(self) -> Any:  # Any: whatever it says
+        try:
+            return self._talk.recv()
+        except EOFError:
+            raise LockstepError("a sender of the fleet has ended too early") from None
 
 
-def _orders(head: Head, tokens: dict[int, str], plan: RunPlan, directory: Path) -> Iterator[Order]:
+def _orders(head: Head, tokens: dict[int, str], plan: RunPlan) -> Iterator[Order]:
     for number in range(min(_SENDERS, len(plan.hosts))):
         yield Order(
             port=head.port,
@@ -137,20 +114,14 @@ def _orders(head: Head, tokens: dict[int, str], plan: RunPlan, directory: Path) 
             first_second=plan.first_second,
             seconds=plan.seconds,
             grace_s=plan.grace_s,
-            out=str(directory / f"sent-{uuid.uuid4().hex}.npy"),
         )
 
 
-def _await_ready(senders: list[_Sender], agents: int, note: Note) -> None:
+def _await_ready(senders: list[_Sender], note: Note, agents: int) -> None:
     """Wait for the encoding, which is the longest silence of a run, and say how far it is."""
-    waited_s = 0.0
     for sender in senders:
-        while not sender.is_ready.wait(1.0):
-            if not sender.is_alive():
-                raise LockstepError("a sender of the fleet ended before it was ready")
-            waited_s += 1.0
-            if waited_s % _NOTE_S == 0:
-                note(f"  encoded the batches of {sum(one.encoded for one in senders):,} of {agents:,} agents")
+        while not sender.is_ready(_NOTE_S):
+            note(f"  encoded the batches of {sum(one.encoded for one in senders):,} of {agents:,} agents")
 
 
 MAX_ACK_S = float(BATCH_SECONDS)  # an agent sends one batch at a time: a slower receipt makes it fall behind

@@ -1,21 +1,16 @@
 """A process that plays many agents: own token and connection each, as many batches as a collector sends.
 
-Bodies are encoded before the start, so that sending costs little beside the gateway it shares a machine with. The
-parent speaks in lines of JSON: an order on standard input, then the word to start; on standard output come progress,
-`ready`, and at the end where the outcome was written. Memory: all bodies of the run, some 20 KB a second and agent.
+Bodies are encoded before the start, so that sending costs little beside the gateway it shares a machine with. Memory:
+all bodies of the run, some 20 KB a second and agent.
 """
 
 import asyncio
 import gc
-import json
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-
-import numpy as np
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 
 from benchmarks.fleet_head import host_name, plan_host
 from benchmarks.fleet_rows import HostRows
@@ -32,7 +27,6 @@ from lockstep.batches import (
     encode_batch,
 )
 from lockstep.clock import NS_PER_S
-from lockstep.errors import LockstepError
 from lockstep.records import RECORDS_VERSION
 
 _TIMEOUT_S = 10.0  # as the collector's own way to the gateway
@@ -50,7 +44,6 @@ class Order:
     first_second: int  # the time that rows of the first batch carry
     seconds: int
     grace_s: float
-    out: str
 
 
 @dataclass(frozen=True)
@@ -180,58 +173,23 @@ class FleetAgent:
         self._reader = self._writer = None
 
 
-def write_outcome(path: Path, sent: list[Sent]) -> None:
-    """Write a matrix of integers, one line per batch, columns as the fields of `Sent`."""
-    np.save(path, np.array([list(asdict(one).values()) for one in sent], np.int64), allow_pickle=False)
-
-
-def read_outcome(path: Path) -> list[Sent]:
-    return [Sent(*map(int, line)) for line in np.load(path, allow_pickle=False)]
+def play(order: Order, parent: Connection) -> None:
+    """Play the agents of one order: tell how many are encoded, start at the moment that comes, tell the outcome."""
+    agents = []
+    for host in order.tokens:
+        agents.append(FleetAgent(order, host, list(encode_bodies(host, order.first_second, order.seconds))))
+        parent.send((len(agents), False))
+    gc.collect()
+    gc.freeze()  # the bodies stay: looking through them again and again would cost what we want to measure
+    with asyncio.Runner() as runner:
+        for agent in agents:  # one after the other: a thousand at once overflow the listener's queue
+            runner.run(agent.connect())
+        parent.send((len(agents), True))
+        runner.run(_play_all(agents, parent.recv()))
+    parent.send([sent for agent in agents for sent in agent.sent])
 
 
 async def _play_all(agents: list[FleetAgent], start_ns: int) -> None:
     async with asyncio.TaskGroup() as group:
         for agent in agents:
             group.create_task(agent.play(start_ns))
-
-
-def _prepare(order: Order) -> list[FleetAgent]:
-    agents = []
-    for host in order.tokens:
-        agents.append(FleetAgent(order, host, list(encode_bodies(host, order.first_second, order.seconds))))
-        _say(encoded=len(agents))
-    gc.collect()
-    gc.freeze()  # the bodies stay: looking through them again and again would cost what we want to measure
-    return agents
-
-
-def _receive() -> dict[str, object]:
-    line = sys.stdin.readline()
-    if not line:
-        raise LockstepError("the benchmark that started this sender is gone")
-    message: dict[str, object] = json.loads(line)
-    return message
-
-
-def _say(**facts: object) -> None:
-    sys.stdout.write(json.dumps(facts) + "\n")
-    sys.stdout.flush()
-
-
-def main() -> None:
-    """Play the agents of one order."""
-    message = _receive()
-    tokens = {int(host): token for host, token in dict(message.pop("tokens")).items()}  # type: ignore[call-overload]  # JSON
-    order = Order(tokens=tokens, **message)  # type: ignore[arg-type]  # written by our parent from the same class
-    agents = _prepare(order)
-    with asyncio.Runner() as runner:
-        for agent in agents:  # one after the other: a thousand at once overflow the listener's queue
-            runner.run(agent.connect())
-        _say(ready=len(agents))
-        runner.run(_play_all(agents, int(str(_receive()["start_ns"]))))
-    write_outcome(Path(order.out), [sent for agent in agents for sent in agent.sent])
-    _say(written=order.out)
-
-
-if __name__ == "__main__":
-    main()

@@ -14,11 +14,10 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 from statistics import median
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks.figures import Figure, Note, clocked
+from benchmarks.figures import Figure, Note, clocked, scratch
 from benchmarks.recovery_fleet import measure_fleet
 from benchmarks.recovery_peers import measure_peers
 from benchmarks.recovery_replay import measure_replay
@@ -254,14 +253,14 @@ def measure_in_job(quick: bool, note: Note) -> Iterator[Figure]:
         "stopped, found by its silence": Fault(replica=1, step=_LOST_AT, after=1, kind="stop"),
         "stopped, ordered out": Fault(replica=1, step=_LOST_AT, after=1, kind="stop", ordered=True),
     }
-    with TemporaryDirectory(prefix="lockstep-bench-") as place:
+    with scratch() as place:
         for number, (name, fault) in enumerate(losses.items()):
             note(f"a replica of a real job: {name}")
-            found = [_lose(Path(place) / f"{number}-{run}", fault) for run in range(runs)]
+            found = [_lose(place / f"{number}-{run}", fault) for run in range(runs)]
             yield _standstill(f"replica {name}", [each.standstill_s for each in found], _step_s(), _FLOOR_S, _GOAL_S)
             yield _speed(f"replica {name}", found, forecast)
         note("a replica of a real job: all are started again")
-        again = [_start_again(Path(place) / f"again-{run}") for run in range(runs)]
+        again = [_start_again(place / f"again-{run}") for run in range(runs)]
         name = f"replica killed, all start again from a checkpoint of every {_SAVED_EVERY} steps"
         yield _standstill(name, again, _step_s())
 
@@ -269,11 +268,11 @@ def measure_in_job(quick: bool, note: Note) -> Iterator[Figure]:
 def measure_pipelines(quick: bool, note: Note) -> Iterator[Figure]:
     """Yield the figures of pipelines that lose a worker in mid-step; quick: one run instead of three of each."""
     cases = [(*grid, how) for grid in _PIPELINES for how in ("killed", "stopped, ordered out")]
-    with TemporaryDirectory(prefix="lockstep-bench-") as place:
+    with scratch() as place:
         for number, (replicas, stages, how) in enumerate(cases[:1] if quick else cases):
             name = f"pipeline of {replicas} replicas x {stages} stages, a worker {how}"
             note(name)
-            folders = [Path(place) / f"{number}-{run}" for run in range(1 if quick else 3)]
+            folders = [place / f"{number}-{run}" for run in range(1 if quick else 3)]
             found = [_lose_worker(folder, replicas, stages, is_ordered=how != "killed") for folder in folders]
             announced = JobFolder(folders[0]).read("job.json", Announcement)
             assert announced is not None

@@ -201,30 +201,11 @@ class Held:
         return sorted(node for node in up if node not in held)
 
 
-class Waiting:
-    """Restart only: a job that lost a node stands still until that node is back, and starts again."""
-
-    def __init__(self, jobs: Sequence[PipelineJob], nodes: Sequence[str], recovery: Recovery) -> None:
-        self._held, self._again_s = Held(jobs, nodes), recovery.restart_s + recovery.lost_work_s
-        self._was_hit = [False] * len(jobs)
-
-    def react(self, hour: float, up: Collection[str]) -> Sequence[Effect]:
-        """Return the effect on each job."""
-        return [self._follow(index, self._held.missing(index, up)) for index in range(len(self._held.jobs))]
-
-    def _follow(self, index: int, missing: int) -> Effect:
-        was_hit, self._was_hit[index] = self._was_hit[index], missing > 0
-        if missing:
-            return Effect(0.0)
-        return Effect(self._held.jobs[index].nodes, self._again_s if was_hit else 0.0)
-
-
 class Spares:
-    """Fixed spares: a lost node is replaced from the pool and the job starts again; without one, the job waits."""
+    """Fixed spares, or none: a lost node is replaced and the job starts again; without one, it waits for the node."""
 
     def __init__(self, jobs: Sequence[PipelineJob], nodes: Sequence[str], recovery: Recovery) -> None:
         self._held, self._again_s = Held(jobs, nodes), recovery.restart_s + recovery.lost_work_s
-        self._before: list[frozenset[str]] = [frozenset(nodes) for nodes in self._held.nodes]
         self._waits = [False] * len(jobs)
 
     def react(self, hour: float, up: Collection[str]) -> Sequence[Effect]:

@@ -28,7 +28,6 @@ from benchmarks.recovery_policies import (
     Policy,
     Rerouting,
     Spares,
-    Waiting,
     has_histories,
     read_servers,
     read_spot,
@@ -132,7 +131,7 @@ class Option:
     spares: tuple[int, ...] = _SPARES
 
 
-WAITING = Option("restart only, wait for the node", Waiting, spares=(0,))
+WAITING = Option("restart only, wait for the node", Spares, spares=(0,))
 SPARES = Option("fixed spares", Spares, spares=_SPARES[1:])
 REROUTING = Option("re-route", Rerouting)
 PLANNED = Option("reconfigure at once", Planned, _WITHOUT_REROUTING, True)

@@ -5,7 +5,6 @@ communicators. A service follows all of them as it would live, with an evaluatio
 counted, so that neighbours on the machine count little; they do share its caches.
 """
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -23,7 +22,7 @@ from analyzer.pipeline import FollowOptions
 from analyzer.service import AnalyzerService, Announce, ServiceOptions
 from analyzer.windows.window import EvaluationOptions
 from benchmarks.analyze_window import START_NS, record, replaced
-from benchmarks.figures import Figure, clocked, in_own_process
+from benchmarks.figures import Figure, clocked, in_own_process, scratch
 from lockstep.clock import NS_PER_S
 from lockstep.state.database import ControlDatabase, open_control
 from lockstep.state.incidents import read_jobs
@@ -110,9 +109,9 @@ class Hostile:
 @contextmanager
 def _filled(jobs: int, hostile: Hostile | None = None) -> Iterator[Path]:
     """Give a folder with a store of so many jobs."""
-    with tempfile.TemporaryDirectory(prefix="lockstep-jobs-") as folder:
-        in_own_process(_fill, Path(folder) / "store", jobs, hostile)
-        yield Path(folder)
+    with scratch() as folder:
+        in_own_process(_fill, folder / "store", jobs, hostile)
+        yield folder
 
 
 def measure_jobs(jobs: int, hostile: Hostile | None = None) -> Spent:
@@ -276,10 +275,7 @@ def _diagnose() -> Spent:
     """Diagnose a minute of 64 ranks in which a NIC becomes slow."""
     tables, scenario = _simulate(8, 8, 60, f"at 20 s fail {_SLOW_NIC} to 50 %")
     topology = TopologyIndex(build_topology(scenario.cluster))
-    with (
-        tempfile.TemporaryDirectory(prefix="lockstep-capture-") as folder,
-        closing(TimedStore(Path(folder))) as store,
-    ):
+    with scratch() as folder, closing(TimedStore(folder)) as store:
         migrate(store, Layout(store.database), START_NS)
         for name, rows in tables.items():
             store.insert(TABLE_BY_NAME[name], rows, name)

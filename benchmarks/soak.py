@@ -8,7 +8,6 @@ the second half, when all is warm: lists look back an hour, so that reads grow f
 
 import math
 import re
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,7 @@ import httpx
 import numpy as np
 from scipy.stats import theilslopes
 
-from benchmarks.figures import Figure, Note
+from benchmarks.figures import Figure, Note, scratch
 from tests.testbed.services import Service, cpu_seconds, free_port, resident_bytes
 
 _CLIENTS, _REQUESTS_PER_S = 4, 20.0  # of all clients together
@@ -56,7 +55,7 @@ class Sample:
 def measure(quick: bool, note: Note, full: bool = False) -> tuple[Figure, ...]:
     """Return memory, files and threads of a head node over 15 s, two hours, or a day."""
     duration_s = _QUICK_S if quick else _DAY_S if full else 2 * _HOUR_S
-    with tempfile.TemporaryDirectory(prefix="lockstep-soak-") as folder, _head(Path(folder)) as (head, url):
+    with scratch() as folder, _head(folder) as (head, url):
         addresses = find_addresses(url)
         note(f"{_CLIENTS} clients ask for {len(addresses)} addresses in turn, for {duration_s / 60:.0f} min")
         began_s, began_cpu_s, tally = time.monotonic(), cpu_seconds(head.pid), Tally()

@@ -7,7 +7,6 @@ table with the same roll-ups, which is what it can do at best. Merges are waited
 """
 
 import resource
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from statistics import median
@@ -18,15 +17,16 @@ import pyarrow as pa
 from analyzer.delay_matrix.reading import read_pairs
 from analyzer.windows.jobs import Roster
 from analyzer.windows.window import Context, Window
-from benchmarks.figures import Figure, Note, clocked
+from benchmarks.figures import Figure, Note, clocked, fresh_store, scratch
 from lockstep.arrow import fill_rows
 from lockstep.clock import NS_PER_S
-from lockstep.store.migrations import Layout, migrate
-from lockstep.store.store import Store, open_store
+from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
 
-_RANKS = 1_024
-_GPUS_PER_HOST = 8
+RANKS = 1_024
+GPUS_PER_HOST = 8
+HOSTS = RANKS // GPUS_PER_HOST
+EACH_SECOND = {"func": "AllReduce", "size_class": 26, "n": 20, "bytes": 20 << 26}  # of a rank
 _START_NS = 1_700_000_000 * NS_PER_S
 _JOB = "bench"
 _JOBS = (_JOB, "other1", "other2", "other3")
@@ -38,7 +38,7 @@ _IN_BLOCKS = {
     "max_insert_threads": 1,
     "min_insert_block_size_rows": 0,
     "min_insert_block_size_bytes": 0,
-    "max_block_size": 100 * _RANKS,
+    "max_block_size": 100 * RANKS,
     "preferred_block_size_bytes": 0,
     "async_insert": 0,
 }
@@ -46,10 +46,9 @@ _IN_BLOCKS = {
 
 def measure(quick: bool, note: Note) -> tuple[Figure, ...]:
     """Return the figures of the store, measured in a fresh embedded one."""
-    batches, size = (6, 100 * _RANKS) if quick else (40, 100 * _RANKS)
-    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder, open_store(f"chdb://{folder}") as store:
-        migrate(store, Layout(store.database), now_ns=1)
-        note(f"inserting {batches * size:,} collectives of {_RANKS:,} ranks, twice")
+    batches, size = (6, 100 * RANKS) if quick else (40, 100 * RANKS)
+    with scratch() as folder, fresh_store(folder) as store:
+        note(f"inserting {batches * size:,} collectives of {RANKS:,} ranks, twice")
         ours, engine = _insert_rates(store, batches, size)
         note("merging, to see what a row takes on disk")
         row_bytes, rollup_bytes = _bytes_per_row(store, batches * size)
@@ -89,19 +88,19 @@ def _insert_rates(store: Store, batches: int, size: int) -> tuple[float, float]:
 
 def _collectives(batches: int, size: int) -> Iterator[pa.Table]:
     random = np.random.default_rng(1)
-    operations = size // _RANKS
+    operations = size // RANKS
     now = np.float64(0)
     for number in range(batches):
         base = now + np.cumsum(random.normal(10e6, 3e5, operations))
         now = base[-1]
-        enqueue = base[:, None] + random.normal(0, 200e3, (operations, _RANKS))
+        enqueue = base[:, None] + random.normal(0, 200e3, (operations, RANKS))
         start = enqueue + random.exponential(50e3, enqueue.shape)
         end = start.max(1, keepdims=True) + 3e6 + random.normal(0, 20e3, enqueue.shape)
-        seq = np.repeat(np.arange(operations) + number * operations, _RANKS)
-        ranks = np.tile(np.arange(_RANKS), operations)
+        seq = np.repeat(np.arange(operations) + number * operations, RANKS)
+        ranks = np.tile(np.arange(RANKS), operations)
         timestamps = {"enqueue_ns": enqueue, "start_ns": start, "end_ns": end}
         times = {name: value.ravel().astype(np.int64) + _START_NS for name, value in timestamps.items()}
-        yield _rows(
+        yield ring_rows(
             "collectives",
             ranks,
             func="AllReduce",
@@ -111,7 +110,6 @@ def _collectives(batches: int, size: int) -> Iterator[pa.Table]:
             seq_valid=True,
             captured=False,
             epoch=0,
-            rank=ranks,
             algo="RING",
             proto="SIMPLE",
             dtype="ncclBfloat16",
@@ -137,39 +135,41 @@ def _bytes_per_row(store: Store, rows: int) -> tuple[float, float]:
 
 def _fill_transfers(store: Store) -> None:
     """Store a minute of a 1,024-rank communicator on two channels, both sides, among three other jobs as large."""
-    table = TABLE_BY_NAME["transfer_stats"]
+    table, random = TABLE_BY_NAME["transfer_stats"], np.random.default_rng(2)
     for second in range(60):
-        parts = [_transfer_second(second, job, side) for job in _JOBS for side in ("send", "recv")]
+        ts_ns = _START_NS + second * NS_PER_S
+        on_wire_ns = random.normal(42e6, 1e6, (len(_JOBS), RANKS)).astype(np.int64)
+        those = zip(_JOBS, on_wire_ns, strict=True)
+        parts = [ring_transfers(job, np.arange(RANKS), ts_ns, wire_ns) for job, wire_ns in those]
         store.insert(table, pa.concat_tables(parts), token=f"transfers/{second}")
     store.command(f"OPTIMIZE TABLE {store.database}.transfer_stats FINAL")
 
 
-def _transfer_second(second: int, job: str, side: str) -> pa.Table:
-    random = np.random.default_rng([second, _JOBS.index(job), side == "send"])
-    ranks = np.tile(np.arange(_RANKS), 2)
-    channel = np.repeat([0, 1], _RANKS)
-    step = np.where(channel == 0, 1, 9) * (1 if side == "send" else -1)
-    pair = random.normal(42e6, 1e6, len(ranks)).astype(np.int64)
-    return _rows(
-        "transfer_stats",
-        ranks,
-        job=job,
-        func="AllReduce",
-        size_class=26,
-        rank=ranks,
-        channel=channel,
-        peer=(ranks + step) % _RANKS,
-        direction=side,
-        ts_ns=_START_NS + second * NS_PER_S,
-        transport="ib",
-        nic=pa.array([f"eth{gpu}" for gpu in range(_GPUS_PER_HOST)]).take(pa.array(ranks % _GPUS_PER_HOST)),
-        n=20,
-        bytes=20 << 26,
-        gpu_wait_ns=pair // 3,
-        peer_wait_ns=pair // 5,
-        wire_ns=pair if side == "send" else None,
-        wire_max_ns=pair // 20 if side == "send" else None,
-    )
+def ring_transfers(job: str, ranks: np.ndarray, ts_ns: int, wire_ns: np.ndarray) -> pa.Table:
+    """Return a second of transfers of some ranks, both ways on two channels: to the next rank, and the ninth."""
+    waits = {"gpu_wait_ns": wire_ns // 3, "peer_wait_ns": wire_ns // 5, "transport": "ib"}
+    nics = pa.array([f"eth{gpu}" for gpu in range(GPUS_PER_HOST)]).take(pa.array(ranks % GPUS_PER_HOST))
+    sent = {"wire_ns": wire_ns, "wire_max_ns": wire_ns // 20}
+    parts = []
+    for channel, hop in ((0, 1), (1, 9)):
+        for direction, sign in (("send", 1), ("recv", -1)):
+            pair = {"channel": channel, "peer": (ranks + sign * hop) % RANKS, "direction": direction, "nic": nics}
+            timed = sent if direction == "send" else dict.fromkeys(sent)
+            parts.append(
+                ring_rows("transfer_stats", ranks, job=job, ts_ns=ts_ns, **EACH_SECOND, **pair, **waits, **timed)
+            )
+    return pa.concat_tables(parts)
+
+
+def ring_rows(table: str, ranks: np.ndarray, **columns: object) -> pa.Table:
+    """Return a row of each rank, all of one communicator."""
+    hosts = pa.array([host_name(number) for number in range(HOSTS)]).take(pa.array(ranks // GPUS_PER_HOST))
+    known = {"host": hosts, "job": _JOB, "attempt": 0, "comm": 1, "rank": ranks}
+    return fill_rows(TABLE_BY_NAME[table], len(ranks), known | columns)
+
+
+def host_name(number: int) -> str:
+    return f"h{number}"
 
 
 def _matrix_times(store: Store) -> tuple[float, float]:
@@ -181,12 +181,6 @@ def _matrix_times(store: Store) -> tuple[float, float]:
         matrix.append(1e3 * clocked(lambda: read_pairs(store, context))[1])
         bare.append(1e3 * clocked(lambda: store.query(scan))[1])
     return median(matrix), median(bare)
-
-
-def _rows(name: str, ranks: np.ndarray, **columns: object) -> pa.Table:
-    hosts = pa.array([f"h{number}" for number in range(_RANKS // _GPUS_PER_HOST)])
-    where = hosts.take(pa.array(ranks // _GPUS_PER_HOST))
-    return fill_rows(TABLE_BY_NAME[name], len(ranks), {"host": where, "job": _JOB, "attempt": 0, "comm": 1} | columns)
 
 
 def _cpu_seconds(store: Store, work: Callable[[], object]) -> float:

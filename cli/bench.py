@@ -14,6 +14,7 @@ Name = Literal[
     "store", "plugin", "ingest", "fleet", "sim", "analyze", "accuracy", "paths", "live_paths",
     "recovery", "soak", "api", "silence",
 ]  # fmt: skip
+_ELSEWHERE = {"live_paths": "paths:measure_live", "plugin": "ingest:measure_plugin"}  # than in a module of its name
 _HAS_MORE = ("accuracy", "soak")  # whose measure() knows `full`
 
 
@@ -55,7 +56,10 @@ def command(
         more |= {"worlds": range(world, world + 1) if world >= 0 else range(worlds), "seed": seed}
     if family or seeds:
         more |= {"families": family or (), "seeds": seeds}
-    measured: tuple[Figure, ...] = import_module(f"benchmarks.{name}").measure(quick, note, **more)
+    module, _, function = _ELSEWHERE.get(name, name).partition(":")
+    measured: tuple[Figure, ...] = getattr(import_module(f"benchmarks.{module}"), function or "measure")(
+        quick, note, **more
+    )
     report = Report(name, describe_commit(), describe_machine(), measured)
     if as_json:
         out.print_json(data=report.as_json())

@@ -34,7 +34,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = (
-    Command("up", "cli.serve:up", "api,analyzer,planner,collector", "Run everything in one process until Ctrl-C."),
+    Command("up", "cli.up", "api,analyzer,planner,collector", "Run everything in one process until Ctrl-C."),
     Command("serve", "cli.serve", "api,analyzer,planner", "Run one service, for compose and systemd."),
     Command("collect", "cli.host:collect", "collector", "Read this host and send what is found, until stopped."),
     Command("host", "cli.host", "collector", "A training host joins, leaves, and is checked."),

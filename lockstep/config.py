@@ -84,6 +84,10 @@ class Settings(Section):
         return self.control.url or f"sqlite:///{self._state_path}/control.db"
 
     @property
+    def key_file(self) -> Path:
+        return self.control.key_file or self.state_dir / "secrets.key"
+
+    @property
     def _state_path(self) -> str:
         """The state directory as it stands in a URL."""
         return quote(str(self.state_dir.absolute()))

@@ -255,3 +255,7 @@ class PlannerSettings(Section):
     start_s: float = Field(
         120.0, ge=0, description="from the order until a new attempt's first step, without loading"
     )
+
+    def mode_of(self, action: Action) -> Mode:
+        """Return whether an action is observed, proposed or carried out."""
+        return self.modes.get(action, "observe")

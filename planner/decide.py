@@ -14,13 +14,14 @@ from typing import cast
 from lockstep.clock import NS_PER_S
 from lockstep.decision import Action, Cost, Decision, Isolation, ManualReason, Mode, Option
 from lockstep.in_job import IN_JOB_ACTS
+from lockstep.sections import PlannerSettings
 from lockstep.verdict import Incident
 from planner.checkpoints.intervals import Saving, Slowness, Timing, advise_interval, choose_timing, say_time
 from planner.context import ClusterFacts, Context, Durations, JobFacts, horizon_s, is_in_the_fabric, node_of
 from planner.controllers.protocol import ControllerAct, Wanted, list_commands
 from planner.cost import MOVES, count_lost_replicas, price_of_acting, resume_for, share_micro_batches, weigh
 from planner.escalation import LEVELS, Level, Severity
-from planner.limits import SHRINKING, Constraints, Limits, find_hold
+from planner.limits import SHRINKING, Constraints, find_hold
 
 
 def find_break_even(lost: float, now_ns: int, lost_per_hour: float, price_gpu_hours: float) -> int | None:
@@ -40,6 +41,8 @@ def find_break_even(lost: float, now_ns: int, lost_per_hour: float, price_gpu_ho
 
 
 _FAR = 2.0  # times beyond what the doubt about the rate leaves open: Young's optimum is flat around its bottom
+LIFETIME_S = 600.0  # of a decision: an old one rests on an old verdict
+_RECHECK_S = 10.0  # after deciding to do nothing; a fifth of it where the job stands still
 _WORTH_IT = 0.01  # of the time; less is not worth a change of a job's settings
 
 
@@ -59,21 +62,6 @@ def advise_saving(job: JobFacts, cluster: ClusterFacts) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """What a site lets Lockstep do automatically."""
-
-    modes: Mapping[Action, Mode] = field(default_factory=dict)  # what is not named is only observed
-    limits: Limits = field(default_factory=Limits)
-    lifetime_s: float = 600.0  # an old decision rests on an old verdict
-    test_after_s: float | None = None  # that an isolated node rests before its test; None: nobody tests it
-    recheck_s: float = 10.0  # after deciding to do nothing; a fifth of it where the job stands still
-
-    def mode_of(self, action: Action) -> Mode:
-        """Return whether an action is observed, proposed or carried out."""
-        return self.modes.get(action, "observe")
-
-
-@dataclass(frozen=True, slots=True)
 class Choice:
     """An option and the reason that bound."""
 
@@ -87,7 +75,7 @@ def decide(
     context: Context,
     level: Level,
     constraints: Constraints,
-    policy: Policy,
+    settings: PlannerSettings,
     generation: int,
     now_ns: int,
 ) -> Decision:
@@ -95,11 +83,11 @@ def decide(
     options = weigh(context)
     choice = choose(options, context, level, now_ns)
     action = choice.option.action
-    wait_s = policy.recheck_s / 5 if context.stands_still else policy.recheck_s
-    lifetime_s = wait_s if action == "none" else policy.lifetime_s
+    wait_s = _RECHECK_S / 5 if context.stands_still else _RECHECK_S
+    lifetime_s = wait_s if action == "none" else LIFETIME_S
     expires_ns = min(now_ns + int(lifetime_s * NS_PER_S), choice.until_ns or sys.maxsize)
-    hold = find_hold(incident, action, context, constraints, policy.limits, now_ns)
-    manual = find_manual(action, policy.mode_of(action), hold, context.cluster)
+    hold = find_hold(incident, action, context, constraints, settings, now_ns)
+    manual = find_manual(action, settings.mode_of(action), hold, context.cluster)
     job, resume = context.job, resume_for(action, context.job)
     decision = Decision(
         id=hashlib.sha256(f"{incident.id}/{generation}/{now_ns}".encode()).hexdigest()[:16],  # none is written over
@@ -112,9 +100,9 @@ def decide(
         expires_ns=expires_ns,
         horizon_s=horizon_s(job, context.cluster),
         severity=level.severity,
-        mode=_MODES.get(manual, policy.mode_of(action)),
+        mode=_MODES.get(manual, settings.mode_of(action)),
         action=action,
-        isolate=_isolations(action, context, policy, now_ns),
+        isolate=_isolations(action, context, settings, now_ns),
         target=_target(action, context),
         resume=resume.as_document() if resume else None,
         cost=choice.option.cost,
@@ -302,10 +290,10 @@ def _why_nothing(allowed: list[Option], context: Context) -> str:
     return f"{message}; options unavailable: {', '.join(reasons)}"
 
 
-def _isolations(action: Action, context: Context, policy: Policy, now_ns: int) -> tuple[Isolation, ...]:
+def _isolations(action: Action, context: Context, settings: PlannerSettings, now_ns: int) -> tuple[Isolation, ...]:
     if action not in SHRINKING:
         return ()
-    until_ns = None if policy.test_after_s is None else now_ns + int(policy.test_after_s * NS_PER_S)
+    until_ns = now_ns + int(settings.test_after_s * NS_PER_S) if settings.test_command else None
     blamed = [(context.part, context.verdict), *((verdict.component, verdict) for verdict in context.also_dead)]
     return tuple(
         Isolation(
@@ -350,8 +338,11 @@ def cost_of_nothing(decision: Decision) -> Cost:
 class PlannerOptions:
     """How this site decides."""
 
-    policy: Policy = field(default_factory=Policy)
-    durations: Durations = field(default_factory=Durations)
-    gpu_hour_price: float | None = None
+    settings: PlannerSettings = field(default_factory=PlannerSettings)
     settle_s: float = 60.0  # after an execution has ended, before its job gets another decision
     survey_s: float = 30.0  # between two looks at all jobs, at their nodes and their checkpoints
+
+    @property
+    def durations(self) -> Durations:
+        """Return how long cures take here."""
+        return Durations(start_s=self.settings.start_s)

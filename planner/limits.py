@@ -9,28 +9,19 @@ from dataclasses import dataclass
 from lockstep.clock import NS_PER_S
 from lockstep.decision import Action, Decision
 from lockstep.execution import OUT_OF_SERVICE, Isolated
+from lockstep.sections import PlannerSettings
 from lockstep.verdict import Incident, Verdict
 from planner.context import ClusterFacts, Context, node_of
 from planner.controllers.protocol import Node
 from planner.cost import begins_anew, resume_for
 
 _MOST_NAMED = 4
+UNDO_S = 7 * 86_400.0  # a part that a person gave back is left alone for this long
+_VERDICT_AGE_S = 60.0  # that the analyzer has evaluated since it saw the fault last: it may be over
+_ANALYZER_LAG_S = 600.0  # an analyzer that is further behind is down, and what it knew may be over
+_CONFIDENCE = 0.9  # below it a person decides
+_DISAGREE_S = 30.0  # two verdicts that began this close and name different nodes may be one fault
 SHRINKING: tuple[Action, ...] = ("recycle", "drop_replica", "reconfigure", "replace")
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much may be taken out of service without a person."""
-
-    nodes_per_hour: int = 2
-    share_of_block: float = 0.25  # of the hosts of one leaf or rack; at least one may always go
-    restarts_per_hour: int = 6  # of jobs, for whatever reason
-    nodes_out: int = 8  # at once, in the whole cluster
-    verdict_age_s: float = 60.0  # that the analyzer has evaluated since it saw the fault last: it may be over
-    analyzer_lag_s: float = 600.0  # an analyzer that is further behind is down, and what it knew may be over
-    confidence: float = 0.9  # below it a person decides
-    undo_s: float = 7 * 86_400.0  # a part that a person gave back is left alone for this long
-    disagree_s: float = 30.0  # two verdicts that began this close and name different nodes may be one fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,44 +38,49 @@ class Constraints:
 
 
 def find_hold(
-    incident: Incident, action: Action, context: Context, constraints: Constraints, limits: Limits, now_ns: int
+    incident: Incident,
+    action: Action,
+    context: Context,
+    constraints: Constraints,
+    settings: PlannerSettings,
+    now_ns: int,
 ) -> str | None:
     """Return why an action must not be carried out automatically now; None: nothing speaks against it."""
     if action == "none":
         return None
     holds = [
-        _find_doubt(incident, context.verdict, limits, now_ns),
-        *_find_objections(incident, action, context, constraints, limits),
+        _find_doubt(incident, context.verdict, now_ns),
+        *_find_objections(incident, action, context, constraints, settings),
     ]
     if action in SHRINKING:
         holds += [
             *_find_weakness(context, constraints),
-            *_find_disagreement(incident, context, constraints, limits),
+            *_find_disagreement(incident, context, constraints),
             *(hold for node in context.nodes for hold in _find_unknown(node, constraints)),
-            *_find_radius(action, context, constraints, limits, now_ns),
+            *_find_radius(action, context, constraints, settings, now_ns),
         ]
     return next((hold for hold in holds if hold), None)
 
 
-def _find_doubt(incident: Incident, verdict: Verdict, limits: Limits, now_ns: int) -> str | None:
+def _find_doubt(incident: Incident, verdict: Verdict, now_ns: int) -> str | None:
     """Return why a verdict is not sure enough.
 
     Its age counts up to where the analyzer has evaluated the job, not up to now: on a busy machine an analyzer may be
     minutes behind, and what it has not looked at yet says nothing against its verdict.
     """
     age_s = (incident.updated_ns - verdict.last_seen_ns) / NS_PER_S
-    if age_s > limits.verdict_age_s:
+    if age_s > _VERDICT_AGE_S:
         return f"the verdict is stale: it was last confirmed {age_s:.0f} s before the newest evaluation of the job"
     lag_s = (now_ns - incident.updated_ns) / NS_PER_S
-    if lag_s > limits.analyzer_lag_s:
+    if lag_s > _ANALYZER_LAG_S:
         return f"the verdict is stale: the job was last evaluated {lag_s:.0f} s ago"
-    if verdict.confidence < limits.confidence:
-        return f"the verdict is {verdict.confidence:.0%} sure, and automatic action needs {limits.confidence:.0%}"
+    if verdict.confidence < _CONFIDENCE:
+        return f"the verdict is {verdict.confidence:.0%} sure, and automatic action needs {_CONFIDENCE:.0%}"
     return None
 
 
 def _find_objections(
-    incident: Incident, action: Action, context: Context, constraints: Constraints, limits: Limits
+    incident: Incident, action: Action, context: Context, constraints: Constraints, settings: PlannerSettings
 ) -> Iterator[str]:
     """Yield what speaks against any action: strange hosts, a no, too many restarts, a checkpoint not to be had."""
     if strangers := context.job.strangers:
@@ -96,8 +92,8 @@ def _find_objections(
         if (is_same_node and action in SHRINKING) or is_same_act:
             yield f"a person has undone or rejected decision {decision.id} on {context.verdict.component}"
     # Many hangs at once have a cause that no restart cures.
-    if action != "reroute" and constraints.restarts >= limits.restarts_per_hour:
-        most = limits.restarts_per_hour
+    if action != "reroute" and constraints.restarts >= settings.restarts_per_hour:
+        most = settings.restarts_per_hour
         yield f"{constraints.restarts} jobs were restarted in the last hour, and {most} is the limit"
     resume = resume_for(action, context.job)
     if resume is not None and resume.obstacle:
@@ -118,13 +114,11 @@ def _find_weakness(context: Context, constraints: Constraints) -> Iterator[str]:
         yield f"{node} is no node of {job.job}"
 
 
-def _find_disagreement(
-    incident: Incident, context: Context, constraints: Constraints, limits: Limits
-) -> Iterator[str]:
+def _find_disagreement(incident: Incident, context: Context, constraints: Constraints) -> Iterator[str]:
     """Yield verdicts that blame another node for what may be the same fault; two that are gone do not disagree."""
     mine, hosts = context.verdict, context.hosts
     for theirs in (other.verdict for other in constraints.others if other.id != incident.id):
-        is_close = abs(theirs.since_ns - mine.since_ns) <= limits.disagree_s * NS_PER_S
+        is_close = abs(theirs.since_ns - mine.since_ns) <= _DISAGREE_S * NS_PER_S
         blamed = node_of(theirs.component, hosts)
         if is_close and theirs.grade == "isolate" and blamed not in (None, *context.nodes):
             yield f"two verdicts disagree: {mine.component} and {theirs.component} are blamed for the same time"
@@ -139,30 +133,31 @@ def _find_unknown(node: str, constraints: Constraints) -> Iterator[str]:
 
 
 def _find_radius(
-    action: Action, context: Context, constraints: Constraints, limits: Limits, now_ns: int
+    action: Action, context: Context, constraints: Constraints, settings: PlannerSettings, now_ns: int
 ) -> Iterator[str]:
     """Yield the limits on the blast radius that taking these nodes away would break."""
     nodes, job, more = context.nodes, context.job, max(len(context.nodes), 1)
     others = [each for each in constraints.isolated if each.node not in nodes]
     recent = {each.node for each in others if each.since_ns > now_ns - 3600 * NS_PER_S}
-    if len(recent) + more > limits.nodes_per_hour:
+    if len(recent) + more > settings.nodes_per_hour:
         follow = f", {more} would follow" if more > 1 else ""
-        yield f"{len(recent)} nodes were isolated in the last hour{follow}, and {limits.nodes_per_hour} is the limit"
+        most = settings.nodes_per_hour
+        yield f"{len(recent)} nodes were isolated in the last hour{follow}, and {most} is the limit"
     out = {each.node for each in others if each.state in OUT_OF_SERVICE}
-    if len(out) + more > limits.nodes_out:
-        yield f"{len(out)} nodes are out of service, and {limits.nodes_out} is the limit"
+    if len(out) + more > settings.nodes_out:
+        yield f"{len(out)} nodes are out of service, and {settings.nodes_out} is the limit"
     for at, node in enumerate(nodes):
-        yield from _find_full_block(node, out | set(nodes[:at]), context.cluster, limits)
+        yield from _find_full_block(node, out | set(nodes[:at]), context.cluster, settings)
     left = len(job.nodes) - (0 if action == "replace" else more)
     if left < job.min_nodes:
         yield f"{left} nodes would be left to {job.job}, which needs {job.min_nodes}"
 
 
-def _find_full_block(node: str, out: set[str], cluster: ClusterFacts, limits: Limits) -> Iterator[str]:
+def _find_full_block(node: str, out: set[str], cluster: ClusterFacts, settings: PlannerSettings) -> Iterator[str]:
     block = cluster.block_of.get(node)
     if block is None:
         return
     members = {host for host, its in cluster.block_of.items() if its == block}
-    most = max(int(limits.share_of_block * len(members)), 1)
+    most = max(int(settings.share_of_block * len(members)), 1)
     if len(out & members) >= most:
         yield f"{len(out & members)} of the {len(members)} hosts of {block} are out of service, and {most} may be"

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from lockstep.clock import NS_PER_S
 from lockstep.decision import Action, AllJobs, Cost, Decision, Option, Shift
 from lockstep.errors import BadInput
+from lockstep.sections import PlannerSettings
 from planner.allocation.allocate import Allocation, JobPlan, WarmAnswers
 from planner.allocation.calibration import in_gpus
 from planner.allocation.cluster import Cluster, Event, Job, Node, Recovery, apply
 from planner.allocation.throughput import tabulate
 from planner.checkpoints.intervals import Slowness, Timing, choose_timing
 from planner.context import ClusterFacts, Context, Durations, JobFacts, Resume
-from planner.decide import Policy
+from planner.decide import LIFETIME_S
 from planner.limits import Constraints
 
 _LATEST_S = 30.0  # after a checkpoint was expected: then it is looked at again whether it is there
@@ -50,7 +51,12 @@ class Cause:
 
 
 def decide_parts(
-    parts: Sequence[Part], cause: Cause, constraints: Constraints, policy: Policy, generation: int, now_ns: int
+    parts: Sequence[Part],
+    cause: Cause,
+    constraints: Constraints,
+    settings: PlannerSettings,
+    generation: int,
+    now_ns: int,
 ) -> list[Decision]:
     """Return the decisions of a plan, those that give first; each that takes comes after all that give."""
     plan = identify(parts)
@@ -60,7 +66,7 @@ def decide_parts(
         givers = tuple(each.id for each in made if not part.gives and each.action != "grow")
         begun = sum(each.mode == "execute" for each in made)  # by the policy, before this one
         counted = replace(constraints, restarts=constraints.restarts + begun)
-        decision = _decide(part, cause, is_shared, counted, policy, now_ns)
+        decision = _decide(part, cause, is_shared, counted, settings, now_ns)
         name = hashlib.sha256(f"{plan}/{part.job.job}/{generation}/{now_ns}".encode()).hexdigest()[:16]
         named = {"id": name, "generation": generation, "part_of": plan, "after": givers}
         made.append(decision.model_copy(update=named))
@@ -74,14 +80,14 @@ def identify(parts: Iterable[Part]) -> str:
 
 
 def _decide(
-    part: Part, cause: Cause, is_shared: bool, constraints: Constraints, policy: Policy, now_ns: int
+    part: Part, cause: Cause, is_shared: bool, constraints: Constraints, settings: PlannerSettings, now_ns: int
 ) -> Decision:
     job, plan = part.job, part.plan
     action: Action = "reconfigure" if part.gives else "grow"
-    mode = policy.mode_of(action)
-    timing, hold = _find_timing(part, cause, now_ns), next(_find_holds(part, action, constraints, policy), None)
+    mode = settings.mode_of(action)
+    timing, hold = _find_timing(part, cause, now_ns), next(_find_holds(part, action, constraints, settings), None)
     until_ns = timing.until_ns if timing.waits else None
-    expires_ns = now_ns + int(policy.lifetime_s * NS_PER_S)
+    expires_ns = now_ns + int(LIFETIME_S * NS_PER_S)
     gpus = job.gpus // max(len(job.nodes), 1) * plan.after
     layout = job.layout.on(gpus).as_target() if job.layout else {}
     return Decision(
@@ -121,14 +127,14 @@ def _find_timing(part: Part, cause: Cause, now_ns: int) -> Timing:
     return choose_timing(Slowness(None, speed, part.resume.age_s, next_ns), now_ns)
 
 
-def _find_holds(part: Part, action: Action, constraints: Constraints, policy: Policy) -> Iterator[str]:
+def _find_holds(part: Part, action: Action, constraints: Constraints, settings: PlannerSettings) -> Iterator[str]:
     """Yield what keeps a part of a plan from being carried out automatically."""
     if constraints.controller_trouble:
         yield f"the controller does not answer: {constraints.controller_trouble}"
     for decision in constraints.undone:
         if decision.job in (part.job.job, *part.names) and decision.action == action:
             yield f"a person has undone or rejected decision {decision.id}, which was to {action} {part.job.job}"
-    if constraints.restarts >= (most := policy.limits.restarts_per_hour):
+    if constraints.restarts >= (most := settings.restarts_per_hour):
         yield f"{constraints.restarts} jobs were restarted in the last hour, and {most} is the limit"
     if part.resume.obstacle:
         yield part.resume.obstacle
@@ -178,7 +184,7 @@ def borrow(
     lenders: Lenders,
     decide_again: Callable[[Context], Decision],
     constraints: Constraints,
-    policy: Policy,
+    settings: PlannerSettings,
 ) -> list[Decision]:
     """Return the decisions of lenders and then of the job that was hit; only its own where nobody should lend.
 
@@ -196,7 +202,7 @@ def borrow(
     hit = next(each for each in plan.jobs if each.job == context.job.job)
     lost = hit.throughput_before * (1 - context.speed_now)
     cause = Cause(None, plan, context.durations.start_s, context.gpu_hour_price, lost)
-    givers = decide_parts(parts, cause, constraints, policy, own.generation, own.created_ns)
+    givers = decide_parts(parts, cause, constraints, settings, own.generation, own.created_ns)
     link = {
         "mode": "propose" if helped.mode == "execute" else helped.mode,
         "part_of": givers[0].part_of,

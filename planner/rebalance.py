@@ -30,9 +30,9 @@ from lockstep.state.leases import Lease
 from planner.allocation.allocate import Allocation, JobPlan, WarmAnswers
 from planner.allocation.cluster import Cluster, Event
 from planner.context import ClusterFacts, JobFacts, Resume, node_of
-from planner.decide import PlannerOptions
+from planner.decide import LIFETIME_S, PlannerOptions
 from planner.holdings import FreeNodes
-from planner.limits import SHRINKING, Constraints, Limits
+from planner.limits import SHRINKING, UNDO_S, Constraints
 from planner.multi_job import Cause, Part, build_cluster, can_move, decide_parts
 from planner.snapshot import Overview
 from planner.steps import (
@@ -86,9 +86,9 @@ def say(events: list[Event]) -> str:
     return ", ".join(message) + (f" and {len(events) - 4} more" if len(events) > 4 else "")
 
 
-def list_undone(control: ControlDatabase, limits: Limits, now_ns: int) -> list[Decision]:
+def list_undone(control: ControlDatabase, now_ns: int) -> list[Decision]:
     """Return the decisions that a person has undone or rejected within memory."""
-    orders = list_orders(control, since_ns=now_ns - int(limits.undo_s * NS_PER_S))
+    orders = list_orders(control, since_ns=now_ns - int(UNDO_S * NS_PER_S))
     undone = {order.decision for order in orders if order.kind in ("undo", "reject")}
     return [get_decision(control, name) for name in sorted(undone)]
 
@@ -167,7 +167,7 @@ class Rebalancer:
             before = [find_execution(self._control, name) for name in decision.after]
             if any(run is None or run.state != "done" for run in before):
                 if any(run is not None and run.state in UNFINISHED for run in before):  # it lives on meanwhile
-                    longer = {"expires_ns": now_ns + int(self._options.policy.lifetime_s * NS_PER_S)}
+                    longer = {"expires_ns": now_ns + int(LIFETIME_S * NS_PER_S)}
                     save_decisions(self._control, [decision.model_copy(update=longer)], lease)
                 continue
             part = decision.isolate[0].component if decision.isolate else f"plan:{decision.part_of}"
@@ -219,14 +219,13 @@ class Rebalancer:
             _log.warning("jobs cannot be planned over", why=str(nonsense))
             return 0
         parts = self._list_parts(plan, view, runs, now_ns)
-        cause = Cause(self._trigger, plan, self._options.durations.start_s, self._options.gpu_hour_price)
-        policy = self._options.policy
+        cause = Cause(self._trigger, plan, self._options.settings.start_s, self._options.settings.gpu_hour_price)
         constraints = Constraints(
-            undone=list_undone(self._control, policy.limits, now_ns),
+            undone=list_undone(self._control, now_ns),
             controller_trouble=view.trouble,
             restarts=count_restarts(runs, now_ns - 3600 * NS_PER_S),
         )
-        made = decide_parts(parts, cause, constraints, policy, lease.generation, now_ns)
+        made = decide_parts(parts, cause, constraints, self._options.settings, lease.generation, now_ns)
         self._due_ns = now_ns if pinned else 0  # those who are left out now may have their turn at the next look
         return self._save(made, runs, lease, now_ns)
 
@@ -288,7 +287,7 @@ class Rebalancer:
         saved_ns = made.created_ns - int((made.checkpoint_age_s or 0.0) * NS_PER_S)
         if known.part_of != made.part_of or saved_ns <= (known.weighed_ns or known.created_ns):
             return made
-        expires_ns = made.created_ns + int(self._options.policy.lifetime_s * NS_PER_S)
+        expires_ns = made.created_ns + int(LIFETIME_S * NS_PER_S)
         reason = f"{made.reason}; it has waited for the checkpoint that is there now"
         return made.model_copy(update={"waits_until_ns": None, "expires_ns": expires_ns, "reason": reason})
 

@@ -178,7 +178,7 @@ class PlannerService:
             snapshot.job,
             snapshot.cluster,
             options.durations,
-            options.gpu_hour_price,
+            options.settings.gpu_hour_price,
             seat=snapshot.seat if level.severity == 1 else None,
             also_dead=find_dead(incident, incidents, snapshot.job.nodes),
         )
@@ -193,7 +193,7 @@ class PlannerService:
         )
 
         def decide_in(given: Context) -> Decision:
-            return decide(incident, given, level, constraints, options.policy, lease.generation, now_ns)
+            return decide(incident, given, level, constraints, options.settings, lease.generation, now_ns)
 
         made = decide_in(context)
         if not made.isolate and not (context.stands_still and made.action == "none"):
@@ -204,7 +204,7 @@ class PlannerService:
         parts = [made]
         if self._rebalancer is not None:  # who else would begin what several jobs must do one after the other?
             lenders = Lenders(snapshot.others, lambda job, nodes: self._reader.resume_on(job, nodes, now_ns))
-            parts = borrow(made, context, plan, lenders, decide_in, constraints, options.policy)
+            parts = borrow(made, context, plan, lenders, decide_in, constraints, options.settings)
         return [each.model_copy(update={"all_jobs": describe(plan)}) for each in parts]
 
     def _find_lead(self, incident: Incident, incidents: Sequence[Incident], now_ns: int) -> Decision | None:
@@ -221,7 +221,7 @@ class PlannerService:
     ) -> Constraints:
         return Constraints(
             isolated=[*list_isolated(self._control, now_ns - 3600 * NS_PER_S), *self._about_to_be_isolated(now_ns)],
-            undone=list_undone(self._control, self._options.policy.limits, now_ns),
+            undone=list_undone(self._control, now_ns),
             others=[other for other in incidents if other.job == incident.job],
             nodes=snapshot.nodes,
             controller_trouble=snapshot.trouble,

@@ -2,8 +2,7 @@
 
 Links work both ways and are counted twice, once per direction. A flow between leaves takes one of the spines that
 both leaves reach, chosen by a hash of its five-tuple as a switch with ECMP does, or as a plan says. Rates are max-min
-fair: nobody can get more without somebody who has less getting still less. Reference: progressive filling (Bertsekas
-and Gallager, Data Networks). Cost: O(flows) per distinct rate that comes out.
+fair (lockstep/fair_rates.py).
 """
 
 import zlib
@@ -15,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from lockstep.errors import BadScenario
+from lockstep.fair_rates import fair_rates
 from lockstep.topology import Topology, split_end
 from simulator.collectives import Tree, binary_tree
 from simulator.job import ChannelTable, Placement, build_channel_table, nics_on
@@ -99,27 +99,6 @@ class Network:
 def flow_key(*words: object) -> int:
     """Return a number that is as good as random, and the same each time: the hash of a five-tuple."""
     return zlib.crc32(":".join(map(str, words)).encode())
-
-
-def fair_rates(paths: Ints, capacity: Floats) -> Floats:
-    """Return the max-min fair rate of each flow, given the links it takes and what each link carries.
-
-    >>> fair_rates(np.array([[0, 2], [0, 1], [1, 2]]), np.array([1.0, 10.0, np.inf])).tolist()
-    [0.5, 0.5, 9.5]
-    """
-    left, rates = capacity.copy(), np.zeros(len(paths))
-    todo = np.arange(len(paths))
-    while len(todo):
-        count = np.bincount(paths[todo].ravel(), minlength=len(capacity))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            share = np.where(count > 0, left / np.maximum(count, 1), np.inf)
-        mine = share[paths[todo]].min(axis=1)
-        settled = mine <= mine.min() * (1 + 1e-9)
-        rates[todo[settled]] = mine[settled]
-        used = np.repeat(mine[settled], paths.shape[1])
-        left = np.maximum(left - np.bincount(paths[todo[settled]].ravel(), used, len(capacity)), 0.0)
-        todo = todo[~settled]
-    return rates
 
 
 @dataclass(frozen=True)

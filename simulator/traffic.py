@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.clock import NS_PER_S
+from lockstep.fair_rates import fair_rates
 from lockstep.topology import split_end
 from simulator.conditions import Condition, Conditions
 from simulator.faults import Fault, Interval, active_faults, intervals_of, is_within, merge_intervals
 from simulator.job import place_ranks
-from simulator.network import Network, fair_rates
+from simulator.network import Network
 from simulator.operations import Operation, Transfers
 from simulator.pairs import NEVER, Codes, Flags, Floats, Ints, Times
 from simulator.scenario import Scenario

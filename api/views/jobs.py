@@ -8,15 +8,12 @@ from pydantic import Field
 from api.dependencies import Page, SortKey, cut_sorted, show_timestamp
 from lockstep.clock import NS_PER_S
 from lockstep.errors import NotPresent
-from lockstep.sections import PlannerSettings
 from lockstep.state.database import ControlDatabase
-from lockstep.state.decisions import list_executions
 from lockstep.state.incidents import open_incidents
 from lockstep.store.store import Store
 from lockstep.verdict import Frozen, Incident
 from planner.checkpoints.checkpoint import Catalogue, Checkpoint, newest_first
 from planner.checkpoints.choose import CheckpointFolders
-from planner.steps import find_unloadable
 
 Condition = Literal["running", "slow", "hung", "crashed", "unseen", "ended"]
 _ALIVE_NS = 120 * NS_PER_S  # as long as the analyzer looks back for signs of life
@@ -189,18 +186,6 @@ class Checkpoints(Page[ShownCheckpoint]):
     back_to: Return | None = Field(None, description="None: no checkpoint is verified to be complete")
     next_save_s: float | None = Field(None, description="until the next is expected; None: unknown")
     remarks: tuple[str, ...] = ()
-
-
-def open_folders(settings: PlannerSettings, control: ControlDatabase | None = None) -> CheckpointFolders | None:
-    """Return what looks at checkpoints as the planner does; None where nobody said where they are."""
-    if not settings.checkpoints:
-        return None
-    return CheckpointFolders(
-        settings.checkpoints,
-        settings.read_mb_per_s,
-        settings.checkpoint_quiet_s,
-        unloadable=lambda: find_unloadable(list_executions(control)) if control else {},
-    )
 
 
 def read_checkpoints(

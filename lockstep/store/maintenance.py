@@ -16,6 +16,7 @@ from lockstep.allocation import call_libc
 from lockstep.clock import Clock
 from lockstep.config import Settings, read_secret
 from lockstep.errors import BadInput, LockstepError, StoreRefused
+from lockstep.sections import StoreSettings
 from lockstep.store.engine import Embedded, each_node, parse_address
 from lockstep.store.migrations import (
     Applied,
@@ -87,7 +88,7 @@ def opened_store(settings: Settings, url: str | None = None) -> Iterator[Store]:
 def served_store(settings: Settings, clock: Clock) -> Iterator[Store]:
     """Open the store for a service: brought up to date where it is embedded, and never keeping freed memory."""
     with opened_store(settings) as store:
-        prepare_embedded(store, settings, clock.now_ns())
+        prepare_embedded(store, settings.store, clock.now_ns())
         with memory_given_back(store, clock):
             yield store
 
@@ -96,12 +97,12 @@ def node_urls(settings: Settings) -> tuple[str, ...]:
     return settings.store.nodes or each_node(settings.store_url)
 
 
-def prepare_embedded(store: Store, settings: Settings, now_ns: int) -> None:
+def prepare_embedded(store: Store, settings: StoreSettings, now_ns: int) -> None:
     """Bring an embedded store up to date, which nobody else can do; a server must have been migrated before."""
-    layout = layout_of(settings)
+    layout = Layout(store.database, settings.cluster, settings.replicated)
     if isinstance(store.address, Embedded):
         migrate(store, layout, now_ns)
-        apply_retention(store, layout, settings.store.retention_days)
+        apply_retention(store, layout, settings.retention_days)
     else:
         check_migrated(store, layout)
 

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -15,6 +16,7 @@ import httpx
 from pydantic import TypeAdapter
 
 from lockstep.clock import NS_PER_S, Clock, SystemClock, rfc3339
+from lockstep.config import read_secret
 from lockstep.errors import BadInput, ControllerDown
 from planner.controllers.protocol import (
     EVERY_ACT,
@@ -200,7 +202,7 @@ class WebhookOptions:
     """Where to post, and where to look."""
 
     url: str
-    secret: str | None = None  # base64, with or without whsec_
+    secret_file: Path | None = None  # holds base64, with or without whsec_; not in the settings: people see those
     nodes_url: str | None = None  # answers GET with {"nodes": [...]}; None: nothing is known of nodes
     job_url: str | None = None  # with {job} in it; answers GET with a job, or 404
     timeout_s: float = 30.0
@@ -219,7 +221,7 @@ class WebhookController:
     ) -> None:
         self._options, self._clock = options, clock or SystemClock()
         self.restarts_whole_job = options.restarts_whole_job
-        self._key = _decode_secret(options.secret)
+        self._key = _read_key(options.secret_file)
         self._client = httpx.Client(transport=transport, follow_redirects=False, timeout=options.timeout_s)
 
     def nodes(self) -> Sequence[Node]:
@@ -301,11 +303,12 @@ class WebhookController:
         return response.status_code, text
 
 
-def _decode_secret(secret: str | None) -> bytes | None:
-    if secret is None:
+def _read_key(file: Path | None) -> bytes | None:
+    if file is None:
         return None
+    secret = read_secret(file, "the webhook's secret")
     try:
-        key = base64.b64decode(secret.strip().removeprefix(_SECRET_PREFIX), validate=True)
+        key = base64.b64decode(secret.removeprefix(_SECRET_PREFIX), validate=True)
     except binascii.Error:
         raise BadInput("the webhook's secret is not base64, as Standard Webhooks want it") from None
     if not key:

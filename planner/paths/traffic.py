@@ -20,13 +20,13 @@ import numpy as np
 import pyarrow as pa
 
 from lockstep.clock import NS_PER_S
+from lockstep.fair_rates import fair_rates
 from lockstep.store.store import Store
 from lockstep.topology import Topology, split_end
 from planner.paths.flows import UNPLACED, Flow, FlowPaths, FlowTable
 from planner.paths.health import Evidence, LinkHealth
 from planner.paths.network import NONE, Network
 from planner.paths.planning import PathPlan
-from simulator.network import fair_rates
 
 _LEAST_LEFT = 0.1  # of a congested link: it works, and other traffic gives way when ours comes
 _FULL = 0.9  # of its rate: beyond, a link is full, and below, what others leave is worth a plan

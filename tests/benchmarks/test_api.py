@@ -6,7 +6,8 @@ from contextlib import suppress
 
 import pytest
 
-from benchmarks.api import GPUS_PER_HOST, HOSTS, JOB, Answers, _figures, _incident, ask, fill, host_name, host_second
+from benchmarks.api import JOB, Answers, _figures, _incident, ask, fill, host_second
+from benchmarks.store import GPUS_PER_HOST, HOSTS, host_name
 from lockstep.arrow import schema_of
 from lockstep.clock import NS_PER_S
 from lockstep.tables import TABLE_BY_NAME

@@ -3,12 +3,11 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import pytest
 
 from benchmarks import fleet_sender
-from benchmarks.fleet_sender import Body, FleetAgent, Order, Sent, read_outcome, write_outcome
+from benchmarks.fleet_sender import Body, FleetAgent, Order, Sent
 from lockstep.clock import NS_PER_S
 
 Answer = Callable[[int, int], str | None]  # number and how often it came -> status line and receipt; None: hang up
@@ -56,7 +55,7 @@ def _play(answer: Answer, bodies: int = 3, grace_s: float = 300.0) -> tuple[Fake
     sent: list[Sent] = []
 
     async def play(port: int) -> None:
-        order = Order(port, "boot-1", {5: "lks_token"}, 1_000, bodies, grace_s, "unused")
+        order = Order(port, "boot-1", {5: "lks_token"}, 1_000, bodies, grace_s)
         agent = FleetAgent(order, 5, [Body(b"x" * 100, 7)] * bodies)
         await agent.play(time.monotonic_ns() - 100 * NS_PER_S)  # long ago: everything is due
         sent.extend(agent.sent)
@@ -99,9 +98,3 @@ def test_a_batch_that_was_refused_lost_or_not_receipted_comes_again_before_the_n
 def test_when_the_grace_is_over_what_has_no_receipt_stays_without() -> None:
     _, sent = _play(lambda *_: "503 Full|{}", bodies=2, grace_s=50.0)
     assert [one.acked_ns for one in sent] == [0, 0]
-
-
-def test_what_became_of_batches_is_read_as_it_was_written(tmp_path: Path) -> None:
-    sent = [Sent(1, 2, 3, 4, 5, 6, 7, 8), Sent(9, 10, 11, 12, 0, 14, 15, 1 << 60)]
-    write_outcome(tmp_path / "sent.npy", sent)
-    assert read_outcome(tmp_path / "sent.npy") == sent

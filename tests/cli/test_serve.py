@@ -15,7 +15,6 @@ import pytest
 from sqlalchemy import select
 
 from api.web import listen_on
-from cli.serve import _print_incident
 from cli.setup import who_asks
 from lockstep.config import Settings
 from lockstep.errors import LockstepError
@@ -27,11 +26,8 @@ from lockstep.state.tables import LEASES
 from lockstep.store.maintenance import layout_of, node_urls, opened_store, prepare_embedded
 from lockstep.store.migrations import Layout, check_migrated
 from lockstep.topology import dump_topology
-from lockstep.verdict import Incident
-from tests.builders import SECOND, T0
 from tests.cli.commands import LOCKSTEP, Run, check_failure, environment_for
 from tests.http_serving import is_up
-from tests.lockstep.state.build import incident
 from tests.testbed.services import free_port
 from tests.waiting import LIMIT_S, eventually
 
@@ -134,36 +130,15 @@ def test_analyzers_that_share_the_jobs_need_a_server(lockstep: Run) -> None:
     check_failure(outcome, "analyzer.processes above 1 needs a ClickHouse server")
 
 
-def told(**changes: object) -> Incident:
-    whole = incident("i1")
-    verdict = whole.verdict.model_copy(update={"since_ns": T0, "component": "nic:[/h3]/eth1"})
-    opened = {"opened_ns": T0 + 12 * SECOND, "updated_ns": T0 + 12 * SECOND, "verdict": verdict}
-    return whole.model_copy(update=opened | changes)
-
-
-def test_incident_is_one_line_when_it_opens_and_one_when_it_closes(capsys: pytest.CaptureFixture[str]) -> None:
-    _print_incident(told(), T0 + 17 * SECOND + SECOND // 2)
-    assert capsys.readouterr().out == (
-        "22:13:32 comm_slow nic:[/h3]/eth1 (0.97, reported 17.5 s after it began): "
-        "h3's eth1 sends at a tenth of its rate, says Zoë\n"
-    )
-    _print_incident(told(updated_ns=T0 + 17 * SECOND), T0 + 18 * SECOND)
-    assert capsys.readouterr().out == ""
-    _print_incident(
-        told(state="closed", updated_ns=T0 + 60 * SECOND, closed_because="the part has been normal again"), T0
-    )
-    assert capsys.readouterr().out == "22:14:20 closed nic:[/h3]/eth1: the part has been normal again\n"
-
-
 def test_address_that_is_free_is_listened_on_and_one_in_use_named_with_the_setting_to_change() -> None:
-    with listen_on("::1", 0, "LOCKSTEP_API_LISTEN") as sixth:
+    with listen_on("[::1]:0", "LOCKSTEP_API_LISTEN") as sixth:
         assert sixth.family == socket.AF_INET6
-    with listen_on("127.0.0.1", 0, "LOCKSTEP_API_LISTEN") as taken:
+    with listen_on("127.0.0.1:0", "LOCKSTEP_API_LISTEN") as taken:
         port = taken.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)):
             pass
         with pytest.raises(LockstepError) as caught:
-            listen_on("127.0.0.1", port, "LOCKSTEP_API_LISTEN")
+            listen_on(f"127.0.0.1:{port}", "LOCKSTEP_API_LISTEN")
     assert str(caught.value) == (
         f"cannot listen on 127.0.0.1:{port}: Address already in use; set LOCKSTEP_API_LISTEN to another"
     )
@@ -193,7 +168,7 @@ def test_store_is_that_of_the_settings_and_an_embedded_one_is_brought_up_to_date
     assert node_urls(several) == ("http://u@a:1/x", "http://u@b/x")
     settings = Settings(state_dir=tmp_path)
     with opened_store(settings) as opened:
-        prepare_embedded(opened, settings, now_ns=1)
+        prepare_embedded(opened, settings.store, now_ns=1)
         check_migrated(opened, layout_of(settings))
 
 

@@ -149,7 +149,7 @@ from fastapi import FastAPI
 from api import web
 web.LEAVE_S = 0.2
 go_on = lambda: os.kill(os.getpid(), signal.SIGTERM)
-web.serve(FastAPI(), web.listen_on("127.0.0.1", 0, ""), go_on, threading.Event().wait)
+web.serve(FastAPI(), web.listen_on("127.0.0.1:0", ""), go_on, threading.Event().wait)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -13,6 +13,7 @@ from typing import Any, cast
 from lockstep.decision import Action, Decision, ManualReason, Mode
 from lockstep.execution import Execution
 from lockstep.records import Event
+from lockstep.sections import PlannerSettings
 from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import list_decisions, save_decisions, save_execution
 from lockstep.state.incidents import save_incidents
@@ -20,7 +21,7 @@ from lockstep.state.leases import Lease
 from lockstep.verdict import Incident, Verdict
 from planner.context import JobFacts, Resume
 from planner.controllers.protocol import NOT_IN_PLACE
-from planner.decide import PlannerOptions, Policy
+from planner.decide import PlannerOptions
 from planner.escalation import LEVELS
 from planner.service import PlannerService
 from planner.snapshot import Snapshot
@@ -80,7 +81,7 @@ def answer(case: Case, control: ControlDatabase, lease: Lease) -> Decision:
         save_decisions(control, [before.model_copy(update={"created_ns": run.began_ns})], lease)
         save_execution(control, run, lease)
     actions = [action for level in LEVELS.values() for action in level]
-    options = PlannerOptions(policy=Policy(modes=dict.fromkeys(actions, case.mode)))
+    options = PlannerOptions(PlannerSettings(modes=dict.fromkeys(actions, case.mode)))
     PlannerService(control, Reader(case), options).run_once(lease, seconds(case.at_s))
     return next(each for each in list_decisions(control, incident="i0") if each.expires_ns > 1)
 

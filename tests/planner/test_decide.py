@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from lockstep.clock import NS_PER_S
 from lockstep.decision import Decision, Mode
+from lockstep.sections import PlannerSettings
 from lockstep.verdict import Impact, Verdict
 from planner.checkpoints.intervals import find_failure_rate
 from planner.context import ClusterFacts, Context, JobFacts, Resume
-from planner.decide import Policy, advise_saving, cost_of_nothing, decide, find_break_even
+from planner.decide import advise_saving, cost_of_nothing, decide, find_break_even
 from planner.escalation import Level, severity_of
 from planner.limits import Constraints
 from tests.planner.build import IN_JOB, cluster, context, crash, incident, job, pipeline, seconds, verdict
@@ -38,7 +39,7 @@ def decided(
         found,
         level or Level(*severity_of(seen)),
         constraints or Constraints(),
-        Policy(modes=modes, **policy),
+        PlannerSettings(modes=modes, **policy),
         generation=3,
         now_ns=seconds(at_s),
     )

@@ -6,10 +6,11 @@ import pytest
 
 from lockstep.clock import NS_PER_S
 from lockstep.execution import IsolationState
+from lockstep.sections import PlannerSettings
 from lockstep.verdict import Verdict
 from planner.context import ClusterFacts, JobFacts
 from planner.controllers.protocol import Node
-from planner.limits import Constraints, Limits, find_hold
+from planner.limits import Constraints, find_hold
 from tests.planner.build import (
     HOSTS,
     T0,
@@ -32,12 +33,12 @@ def hold(
     about: Verdict | None = None,
     of: JobFacts | None = None,
     within: ClusterFacts | None = None,
-    limits: Limits | None = None,
+    settings: PlannerSettings | None = None,
     evaluated_ns: int = NOW_NS,
 ) -> str | None:
     found = context(about or crash(last_seen_ns=NOW_NS), of, within)
     of_it = incident(found.verdict).model_copy(update={"updated_ns": evaluated_ns})
-    return find_hold(of_it, "reconfigure", found, constraints or Constraints(), limits or Limits(), NOW_NS)
+    return find_hold(of_it, "reconfigure", found, constraints or Constraints(), settings or PlannerSettings(), NOW_NS)
 
 
 def out(*nodes: str, at_s: float = 0.0, state: IsolationState = "isolated") -> Constraints:
@@ -102,7 +103,7 @@ def test_what_speaks_against_acting_is_said(given: dict[str, Any], expected: str
 def test_nodes_of_the_last_hour_are_counted_and_those_that_came_back_too() -> None:
     constraints = Constraints(isolated=[*out("h8", state="returned").isolated, *out("h9").isolated])
     assert hold(constraints) == "2 nodes were isolated in the last hour, and 2 is the limit"
-    assert hold(constraints, limits=Limits(nodes_per_hour=3)) is None
+    assert hold(constraints, settings=PlannerSettings(nodes_per_hour=3)) is None
 
 
 @pytest.mark.parametrize(
@@ -120,4 +121,4 @@ def test_verdicts_that_blame_different_nodes_for_the_same_time_disagree(
 
 def test_doing_nothing_is_never_held() -> None:
     found = context(crash(confidence=0.1))
-    assert find_hold(incident(), "none", found, Constraints(), Limits(), T0 + 10**12) is None
+    assert find_hold(incident(), "none", found, Constraints(), PlannerSettings(), T0 + 10**12) is None

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from lockstep.decision import AllJobs, Decision, Mode
+from lockstep.sections import PlannerSettings
 from lockstep.state.decisions import list_decisions
 from lockstep.state.incidents import list_incidents, save_incidents
 from planner.allocation.allocate import Allocation, WarmAnswers, plan_allocation
 from planner.allocation.cluster import Cluster
 from planner.context import Durations, JobFacts, Layout, Resume
-from planner.decide import Policy
-from planner.limits import Constraints, Limits
+from planner.limits import Constraints
 from planner.multi_job import Cause, Part, build_cluster, decide_parts, describe, identify, share_nodes
 from tests.planner.build import SAVED, cluster, context, crash, decision, incident, job, seconds
 from tests.planner.world import LINEAR, Site, SiteMaker
@@ -36,9 +36,9 @@ def decided(
     _, plan = planned(*jobs, free=free)
     by_name = {each.job: each for each in jobs}
     parts = [Part(each, by_name[each.job], SAVED, "i1") for each in plan.jobs if each.after != each.before]
-    modes = Policy(modes={"grow": mode, "reconfigure": mode}, **policy)
+    settings = PlannerSettings(modes={"grow": mode, "reconfigure": mode}, **policy)
     cause = Cause("node h8 joined", plan, 120.0, price)
-    return decide_parts(parts, cause, constraints or Constraints(), modes, generation=4, now_ns=seconds(10))
+    return decide_parts(parts, cause, constraints or Constraints(), settings, generation=4, now_ns=seconds(10))
 
 
 def test_growing_is_priced_against_staying_by_whole_replicas_and_waits_for_a_near_checkpoint() -> None:
@@ -75,8 +75,8 @@ def test_what_speaks_against_it_is_said_and_leaves_it_to_a_person(
 ) -> None:
     _, plan = planned(SHRUNK, free=("h8",))
     parts = [Part(plan.jobs[0], SHRUNK, resume, "i1")]
-    policy = Policy(modes={"grow": "execute"}, limits=Limits(restarts_per_hour=6))
-    (grow,) = decide_parts(parts, Cause(None, plan, 120.0), constraints, policy, 1, seconds(10))
+    settings = PlannerSettings(modes={"grow": "execute"}, restarts_per_hour=6)
+    (grow,) = decide_parts(parts, Cause(None, plan, 120.0), constraints, settings, 1, seconds(10))
     assert (grow.mode, grow.held_because) == ("propose", sentence)
 
 
@@ -95,7 +95,7 @@ def test_those_who_give_come_first_and_nobody_gives_by_policy_alone() -> None:
 
 def test_restarts_of_one_plan_count_against_the_limit_one_after_the_other() -> None:
     chat = replace(SHRUNK, job="chat", nodes=("h7",), gpus=8, throughput={1: 8.0, 2: 16.0})
-    first, second = decided(SHRUNK, chat, free=("h8", "h9"), limits=Limits(restarts_per_hour=1))
+    first, second = decided(SHRUNK, chat, free=("h8", "h9"), restarts_per_hour=1)
     assert (first.action, first.mode, first.held_because) == ("grow", "execute", None)
     assert (second.action, second.mode) == ("grow", "propose")
     assert second.held_because == "1 jobs were restarted in the last hour, and 1 is the limit"

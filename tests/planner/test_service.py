@@ -9,7 +9,6 @@ from lockstep.state.incidents import save_incidents
 from lockstep.state.leases import Lease, release_lease
 from lockstep.verdict import Impact
 from planner.context import ClusterFacts
-from planner.limits import Limits
 from planner.service import PlannerService
 from planner.snapshot import FactReader
 from tests.planner.build import crash, incident, seconds, verdict
@@ -91,7 +90,7 @@ def test_restarts_that_the_same_round_has_begun_count_against_the_limit(harness:
         )
         save_incidents(harness.control, [incident(hang, name="i1" if job == "train" else f"i{job}")], None)
         harness.controller.run_job(job)
-    harness.planner = planner_of(harness.control, harness.controller, limits=Limits(restarts_per_hour=2))
+    harness.planner = planner_of(harness.control, harness.controller, restarts_per_hour=2)
     harness.run(*range(11, 16))
     held = [each.held_because for each in list_decisions(harness.control) if each.held_because]
     assert held == ["2 jobs were restarted in the last hour, and 2 is the limit"] * 2

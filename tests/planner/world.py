@@ -5,15 +5,15 @@ from pathlib import Path
 
 from lockstep.decision import Decision, Mode
 from lockstep.execution import Execution, Order, OrderKind, Step
+from lockstep.sections import PlannerSettings
 from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import find_execution, give_order, list_decisions, list_executions, save_execution
 from lockstep.state.incidents import save_incidents
 from lockstep.state.leases import Lease
 from lockstep.verdict import Incident
 from planner.context import ClusterFacts, JobFacts, Resume
-from planner.decide import PlannerOptions, Policy
+from planner.decide import PlannerOptions
 from planner.execute import Executor
-from planner.limits import Limits
 from planner.node_return import Returner
 from planner.rebalance import Rebalancer
 from planner.service import PlannerService
@@ -55,11 +55,12 @@ def planner_of(
     executor: Executor | None = None,
     returner: Returner | None = None,
     mode: Mode = "execute",
-    limits: Limits | None = None,
+    restarts_per_hour: int = 6,
 ) -> PlannerService:
     """Return a planner that does everything by itself, unless told otherwise."""
     modes: dict[str, Mode] = dict.fromkeys(("replace", "reconfigure", "reattempt", "restart_process"), mode)
-    options = PlannerOptions(policy=Policy(modes=modes, limits=limits or Limits()))  # type: ignore[arg-type]  # keys are actions
+    settings = PlannerSettings(modes=modes, restarts_per_hour=restarts_per_hour)
+    options = PlannerOptions(settings)
     reader = FakeReader(controller, job(), cluster())
     return PlannerService(control, reader, options, executor or Executor(control, controller), returner)
 
@@ -229,8 +230,8 @@ class SiteMaker:
         controller.run_job("train+1", [node for node in NODES[:8] if node != "h3"])
         save_execution(control, shrunk(), self.lease, [isolated(decision="d0", at_s=10)])
         reader = surveyor(controller, {"train": LINEAR, "chat": LINEAR}, **known)  # type: ignore[arg-type]
-        policy = Policy(modes={"grow": mode, "reconfigure": mode, "replace": mode})
-        options = PlannerOptions(policy=policy, survey_s=10.0)
+        settings = PlannerSettings(modes={"grow": mode, "reconfigure": mode, "replace": mode})
+        options = PlannerOptions(settings, survey_s=10.0)
         rebalancer = Rebalancer(control, reader, options)
         planner = PlannerService(control, reader, options, Executor(control, controller), None, rebalancer)
         site = Site(control, controller, reader, planner, self.lease)

@@ -154,6 +154,12 @@ def test_extra_that_a_command_names_brings_all_that_it_imports(
         assert missing == set(), f"lockstep {command.name} cannot run after pip install 'lockstep[{command.extra}]'"
 
 
+def test_service_that_runs_for_months_brings_no_simulator(imports: grimp.ImportGraph) -> None:
+    reached = imports.find_upstream_modules("cli.serve")
+    assert "planner.paths.service" in reached
+    assert {name for name in reached if name.startswith(("simulator", "collector"))} == set()
+
+
 # Everybody brings their own mirror and their own home directory; both come from the environment.
 MACHINES = r"/home/\w+/|/Users/\w+/|/root/(?!\.cache)|/work/|[A-Z]:\\Users\\"
 REGISTRIES = (

@@ -11,7 +11,6 @@ from hypothesis import strategies as some
 from api.dashboard.pictures import draw_fabric, draw_heat, draw_sparkline, find_latest, find_slowest
 from api.dashboard.what_if import SUPPOSED_AGE_MIN, find_free, read_known
 from api.views.fabric import FabricView, LinkView, NodeView
-from api.views.jobs import open_folders
 from api.views.matrix import Cells, Lags, Matrix, Seat
 from lockstep.config import Settings
 from lockstep.fabrics import leaf_spine
@@ -20,6 +19,7 @@ from lockstep.sections import PlannerSettings
 from lockstep.state.fabric import publish_topology
 from lockstep.store.store import Store
 from lockstep.words import lasting
+from planner.assembly import open_folders
 from tests.api.build import Api, running_api
 from tests.api.dashboard.build import ATTACK, SHOWN, browse
 from tests.api.views.build import heartbeat, load_job, put

@@ -7,7 +7,7 @@ import pytest
 
 from api.views.fabric import LinkView, read_fabric
 from api.views.hosts import find_host, list_agents, list_gpus, list_hosts, list_nics, load_of, rate_gbps
-from api.views.jobs import open_folders, read_checkpoints, sort_key
+from api.views.jobs import read_checkpoints, sort_key
 from api.views.ledger import check_component, concerns, find_part, list_parts
 from lockstep.errors import BadInput, NotPresent
 from lockstep.execution import NodeOrder, Outcome, PartIdentity
@@ -19,6 +19,7 @@ from lockstep.state.decisions import give_node_order, save_decisions, save_isola
 from lockstep.state.fabric import publish_topology
 from lockstep.state.incidents import save_incidents
 from lockstep.store.store import Store
+from planner.assembly import open_folders
 from tests.api.views.build import NOW, counters, happening, heartbeat, incident_on, load_job, put, reading
 from tests.builders import SECOND, T0, make
 from tests.fixtures.control import hold_lease

@@ -11,6 +11,7 @@ from lockstep.clock import ManualClock, SystemClock
 from lockstep.decision import Action
 from lockstep.errors import BadInput, ControllerDown
 from lockstep.in_job import Effect, JobFolder, Order
+from lockstep.sections import PlannerSettings
 from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import list_decisions, list_executions
 from lockstep.state.incidents import save_incidents
@@ -19,7 +20,7 @@ from lockstep.training.meeting import Meeting, Patience, TrainingOptions
 from planner.assembly import make_controller
 from planner.controllers.in_job import InJobController, InJobOptions
 from planner.controllers.protocol import EVERY_ACT, Controller, InJob, OwnSpelling, Restart, Shrink
-from planner.decide import PlannerOptions, Policy
+from planner.decide import PlannerOptions
 from planner.execute import Executor, check_effect
 from planner.service import PlannerService
 from planner.snapshot import FactReader
@@ -235,7 +236,7 @@ def test_a_dead_host_is_decided_on_ordered_out_and_what_that_brought_is_measured
     save_incidents(control, [incident(crash(component="host:h1", last_seen_ns=seconds(10)))], None)
     around = cluster(spares=(), hosts=frozenset(NODES), block_of={})
     reader = FactReader(None, ours, None, None, around, {})
-    options = PlannerOptions(policy=Policy(modes={action: "execute"}))
+    options = PlannerOptions(PlannerSettings(modes={action: "execute"}))
     planner = PlannerService(control, reader, options, Executor(control, ours))
     with at_work(job):
         planner.run_once(lease, seconds(10))

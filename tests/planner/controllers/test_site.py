@@ -162,6 +162,13 @@ JOB_URL = "http://receiver/jobs/{job}"
 SECRET = "whsec_" + base64.b64encode(b"a secret of thirty-two bytes ....").decode()
 
 
+@pytest.fixture
+def secret_file(tmp_path: Path) -> Path:
+    file = tmp_path / "secret"
+    file.write_text(f"{SECRET}\n")
+    return file
+
+
 class Receiver:
     """A site's own service: it keeps which node is isolated under which mark."""
 
@@ -211,9 +218,9 @@ def saying(status: int = 200, **body: Any) -> Callable[[httpx.Request], httpx.Re
     return lambda _request: httpx.Response(status, json=body)
 
 
-def test_the_webhook_keeps_the_contract_of_controllers() -> None:
+def test_the_webhook_keeps_the_contract_of_controllers(secret_file: Path) -> None:
     receiver = Receiver()
-    options = {"secret": SECRET, "nodes_url": "http://receiver/nodes", "job_url": JOB_URL}
+    options = {"secret_file": secret_file, "nodes_url": "http://receiver/nodes", "job_url": JOB_URL}
     check_contract(
         Rig(
             make=lambda dry: answering(receiver.answer, dry_run=dry, **options),
@@ -226,10 +233,12 @@ def test_the_webhook_keeps_the_contract_of_controllers() -> None:
     )
 
 
-def test_order_is_signed_so_that_the_receiver_can_check_it_and_the_same_act_has_the_same_id() -> None:
+def test_order_is_signed_so_that_the_receiver_can_check_it_and_the_same_act_has_the_same_id(
+    secret_file: Path,
+) -> None:
     receiver = Receiver()
-    for secret in (SECRET, None):
-        answering(receiver.answer, secret=secret).isolate("h1", "mark-1", "xid 79")
+    for file in (secret_file, None):
+        answering(receiver.answer, secret_file=file).isolate("h1", "mark-1", "xid 79")
     signed, unsigned = receiver.seen
     named = signed.headers
     assert named["webhook-id"] == unsigned.headers["webhook-id"] == "mark-1/isolate/h1"
@@ -239,8 +248,9 @@ def test_order_is_signed_so_that_the_receiver_can_check_it_and_the_same_act_has_
     expected = hmac.new(b"a secret of thirty-two bytes ....", text, hashlib.sha256).digest()
     assert named["webhook-signature"] == "v1," + base64.b64encode(expected).decode()
     assert "webhook-signature" not in unsigned.headers
+    secret_file.write_text("whsec_!!!")
     with pytest.raises(BadInput, match="not base64"):
-        answering(saying(), secret="whsec_!!!")
+        answering(saying(), secret_file=secret_file)
 
 
 def test_restart_carries_the_whole_order_and_brings_the_new_job_back_which_is_asked_for_by_its_name() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import plugin
+from benchmarks import ingest
 from benchmarks.figures import Figure
 from lockstep.errors import NotPresent
 from tests.testbed import ranks
@@ -16,14 +16,14 @@ def test_every_kind_is_measured_on_one_thread_and_on_four_and_ring_files_are_gon
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lent: list[str] = []
-    original = plugin._run
+    original = ingest._run
 
     def remember(*command: str, **environment: str) -> str:
         lent.append(environment["LOCKSTEP_RING_DIR"])
         return original(*command, **environment)
 
-    monkeypatch.setattr(plugin, "_run", remember)
-    costs = plugin.play(built, rounds=2)
+    monkeypatch.setattr(ingest, "_run", remember)
+    costs = ingest.play(built, rounds=2)
 
     assert set(costs) == {(kind, threads) for kind in KINDS for threads in (1, 4)}
     assert all(len(pairs) == 2 for pairs in costs.values())
@@ -35,11 +35,11 @@ def test_every_kind_is_measured_on_one_thread_and_on_four_and_ring_files_are_gon
 def test_figures_are_medians_with_floor_and_goal_as_multiples_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = {"operation": [(30.0, 10.0), (90.0, 10.0), (10.0, 10.0)], "transfer": [(50.0, 10.0)]}
     costs = {(kind, threads): pair for kind, pair in pairs.items() for threads in (1, 4)}
-    monkeypatch.setattr(plugin, "build_ranks", lambda folder: None)
-    monkeypatch.setattr(plugin, "play", lambda folder, rounds: costs)
+    monkeypatch.setattr(ingest, "build_ranks", lambda folder: None)
+    monkeypatch.setattr(ingest, "play", lambda folder, rounds: costs)
     notes: list[str] = []
 
-    figures = plugin.measure(quick=True, note=notes.append)
+    figures = ingest.measure_plugin(quick=True, note=notes.append)
 
     assert [figure.name for figure in figures] == [
         "an operation is enqueued, one thread",
@@ -78,4 +78,4 @@ def test_player_that_fails_is_reported_with_its_last_line(tmp_path: Path) -> Non
     player.write_text("#!/bin/sh\necho first\necho it does not hold\nexit 1\n")
     player.chmod(0o755)
     with pytest.raises(NotPresent, match="it does not hold"):
-        plugin.play(tmp_path, rounds=1)
+        ingest.play(tmp_path, rounds=1)
