@@ -301,14 +301,6 @@ def test_what_somebody_waits_for_is_packed_at_once(gateway: FakeGateway) -> None
     assert [batch.column("events", "message") for batch in gateway.received[:5]] == [[str(n)] for n in range(5)]
 
 
-def test_end_does_not_wait_for_a_gateway_that_is_gone() -> None:
-    source = NumberedSource("a")
-    with TcpProxy(1) as proxy:
-        proxy.behaviour = "refuse"
-        with running(source, server=f"http://127.0.0.1:{proxy.port}"):
-            eventually(lambda: source.reads >= 3)
-
-
 def test_detail_requests_reach_the_sources_until_they_expire_even_when_the_gateway_is_gone(
     gateway: FakeGateway,
 ) -> None:

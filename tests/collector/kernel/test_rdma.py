@@ -14,7 +14,7 @@ from collector.kernel.rdma import QueuePair, decode_device, decode_queue_pairs, 
 from lockstep.errors import NotPresent
 
 # rdma/rdma_netlink.h
-GET, RES_QP_GET = (5 << 10) + 1, (5 << 10) + 10
+GET = (5 << 10) + 1
 DEV_INDEX, DEV_NAME, PORT_INDEX = 1, 2, 3
 RES_QP, RES_QP_ENTRY, LQPN, RQPN, RQ_PSN = range(19, 24)
 TYPE, STATE, PID, KERN_NAME, SUBTYPE = 26, 27, 28, 29, 98

@@ -81,16 +81,6 @@ def test_oldest_goes_first_when_the_limit_is_reached_and_is_counted_unless_it_is
     assert [piece.now_ns - T0 for piece in chosen] == [7 * SECOND, 8 * SECOND, 9 * SECOND]
 
 
-def test_what_a_process_did_last_is_there_as_soon_as_it_has_ended(tmp_path: Path) -> None:
-    for is_last in (False, True):
-        process, reading = recorded(tmp_path)
-        kept = KeptDetail(1 << 20)
-        kept.keep(process, reading, int(reading.clock.unix_ns[-1]), share=0, is_last=is_last)
-        rows = [row for tables in kept.replay(EVERYTHING, T0).take(1e9) for row in tables["collectives"].to_pylist()]
-        assert len(rows) == 100 * is_last
-        process.ring.close()
-
-
 USUAL = Detail(wire.TRANSFERS, 655)
 
 

@@ -271,17 +271,6 @@ def test_garbage_and_what_nobody_holds_are_refused_once_hide_nobody_and_are_remo
     assert not abandoned.exists()
 
 
-def test_directory_into_which_others_may_write_is_refused_once(tmp_path: Path) -> None:
-    rings = make_root(tmp_path)
-    forge(rings / "1-1.ring")
-    rings.chmod(0o777)
-    with following(tmp_path) as follower:
-        for _ in range(8):
-            follower.has("comms")
-    (refusal,) = follower.refusals()
-    assert refusal.startswith(f"{rings}: others may write into it")
-
-
 UUIDS = [f"GPU-{number}aaaaaaa-1111-2222-3333-444444444444" for number in range(4)]
 
 

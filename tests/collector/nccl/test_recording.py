@@ -5,13 +5,10 @@ import threading
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from importers.traces.nccl_callbacks import Trace, read_events
 from importers.traces.recording import Limits, Recorded, lines_of, living_processes, record, traced
 from lockstep import wire
 from lockstep.clock import SystemClock
-from lockstep.errors import BadInput
 from tests.waiting import eventually
 
 PLENTY = 64 << 20
@@ -52,12 +49,3 @@ def test_trace_holds_every_callback_of_the_time_in_order_can_be_read_again_and_e
     file = tmp_path / "trace.jsonl"
     file.write_text("".join(f"{line}\n" for line in lines))
     assert len(list(read_events(Trace(file)))) == len(events)
-
-
-def test_directory_without_a_living_process_is_named(tmp_path: Path) -> None:
-    (tmp_path / "1-2.ring").write_bytes(b"no ring")
-    with (
-        pytest.raises(BadInput, match=f"no process on this host records into {tmp_path}"),
-        living_processes(tmp_path),
-    ):
-        pass

@@ -113,17 +113,6 @@ def test_file_that_is_removed_can_still_be_read_and_one_that_is_cut_is_a_bad_rin
         assert read_everything(ring) < 7
 
 
-def try_to_read(path: Path, content: bytes) -> None:
-    path.touch(0o600)
-    path.write_bytes(content)
-    try:
-        ring = open_ring(path)
-    except BadRing:
-        return
-    with ring:
-        read_everything(ring)
-
-
 @cache
 def well_filled() -> bytes:
     forged = Forged()
@@ -139,35 +128,36 @@ def well_filled() -> bytes:
     return bytes(forged.content)
 
 
-NUMBERS = st.sampled_from([0, 1, 2, 7, 0x7F, 0x80, 0xFF])
+NUMBERS = [0, 1, 2, 7, 0x7F, 0x80, 0xFF]
 
 
-@given(changes=st.lists(st.tuples(st.integers(0, wire.HEADER.itemsize - 1), NUMBERS), max_size=6))
-def test_no_header_does_harm(tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]]) -> None:
-    content = bytearray(well_filled())
-    for index, value in changes:
-        content[index] = value
-    try_to_read(tmp_path_factory.getbasetemp() / "header.ring", bytes(content))
-
-
-@given(seed=st.integers(0, 2**32 - 1), share=st.sampled_from([1e-4, 1e-2, 0.5, 1.0]), keep_header=st.booleans())
-def test_no_corruption_does_harm(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, share: float, keep_header: bool
+@given(
+    changes=st.lists(st.tuples(st.integers(0, wire.HEADER.itemsize - 1), st.sampled_from(NUMBERS)), max_size=6),
+    seed=st.integers(0, 2**32 - 1),
+    share=st.sampled_from([0, 1e-4, 1e-2, 0.5, 1.0]),
+    keep_header=st.booleans(),
+    other=st.none() | st.binary(max_size=2 * wire.PAGE),
+)
+def test_no_forged_corrupted_or_other_file_does_harm(
+    tmp_path_factory: pytest.TempPathFactory,
+    changes: list[tuple[int, int]],
+    seed: int,
+    share: float,
+    keep_header: bool,
+    other: bytes | None,
 ) -> None:
     content = np.frombuffer(well_filled(), np.uint8).copy()
     random = np.random.default_rng(seed)
     is_hit = random.random(len(content)) < share
     is_hit[: wire.PAGE] &= not keep_header
     content[is_hit] = random.integers(0, 256, int(is_hit.sum()))
-    try_to_read(tmp_path_factory.getbasetemp() / "corrupt.ring", content.tobytes())
-
-
-@given(content=st.binary(max_size=2 * wire.PAGE), begins_right=st.booleans())
-def test_no_other_file_does_harm(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes, begins_right: bool
-) -> None:
-    head = well_filled()[:16] if begins_right else b""
-    try_to_read(tmp_path_factory.getbasetemp() / "other.ring", head + content)
+    for index, value in changes:
+        content[index] = value
+    path = tmp_path_factory.getbasetemp() / "hostile.ring"
+    path.touch(0o600)
+    path.write_bytes(content.tobytes() if other is None else well_filled()[: 16 * keep_header] + other)
+    with suppress(BadRing), open_ring(path) as ring:
+        read_everything(ring)
 
 
 NO_PEER = 0xFFFFFFFF
@@ -198,7 +188,9 @@ def row(forged: Forged, index: int, **fields: int) -> None:
         forged.table("rows")[name][index] = value
 
 
-def test_rows_in_use_come_with_their_index_and_those_that_cannot_be_are_left_out(path: Path) -> None:
+def test_rows_and_communicators_in_use_come_with_their_index_and_those_that_cannot_be_are_left_out(
+    path: Path,
+) -> None:
     forged = Forged()
     live = live_in(forged, path)
     assert [len(live.rows), len(live.operations), len(live.transfers)] == [0, 0, 0]
@@ -209,6 +201,15 @@ def test_rows_in_use_come_with_their_index_and_those_that_cannot_be_are_left_out
     names = ["index", "enqueued", "started", "done", "done_ticks"]
     assert live.rows[names].tolist() == [(3, 9, 8, 7, 55)]
     assert [part.tolist() for part in wire.split_key(live.rows["key"])] == [[2], [wire.SEND], [7]]
+    comms = forged.table("comms")
+    comms[6] = (1, 0xABC, 10, 0, 3, 8, 2, 0, b"dp\x1b[2J")
+    comms[1] = (5, 0xDEF, 20, 30, 1, 2, 1, 1, b"tp")
+    comms["id"][2] = 77  # without a number: being changed
+    with open_ring(forged.write(path)) as ring:
+        found = ring.communicators()
+    names = ["index", "incarnation", "id", "rank", "nranks"]
+    assert found[names].tolist() == [(1, 5, 0xDEF, 1, 2), (6, 1, 0xABC, 3, 8)]
+    assert [wire.text_of(name) for name in found["name"].tolist()] == ["tp", "dp[2J"]
 
 
 def test_operation_is_open_while_a_part_is_or_while_its_row_is_not_that_far(path: Path) -> None:
@@ -258,19 +259,6 @@ def test_operation_with_forged_codes_is_unknown_and_so_is_a_forged_wait_which_ke
     (found,) = live_in(forged, path).transfers
     assert (int(found["wait"]), int(found["comm"])) == (1234, wire.NO_COMM)
     assert found["ahead"][["wait", "state"]].tolist() == [(0, 0)] * wire.STEPS_AHEAD
-
-
-def test_communicators_in_use_come_with_their_place(path: Path) -> None:
-    forged = Forged()
-    comms = forged.table("comms")
-    comms[6] = (1, 0xABC, 10, 0, 3, 8, 2, 0, b"dp\x1b[2J")
-    comms[1] = (5, 0xDEF, 20, 30, 1, 2, 1, 1, b"tp")
-    comms["id"][2] = 77  # without a number: being changed
-    with open_ring(forged.write(path)) as ring:
-        found = ring.communicators()
-    names = ["index", "incarnation", "id", "rank", "nranks"]
-    assert found[names].tolist() == [(1, 5, 0xDEF, 1, 2), (6, 1, 0xABC, 3, 8)]
-    assert [wire.text_of(name) for name in found["name"].tolist()] == ["tp", "dp[2J"]
 
 
 @pytest.mark.parametrize("handles", [(7, 7, 7), (7, 7, 8), (7, 7, 0), (0, 7, 7), (6, 7, 7), (7, 8, 7)])

@@ -11,7 +11,6 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 from structlog.testing import capture_logs
 
 from collector.sources import fabric, fabric_ports
@@ -174,22 +173,6 @@ def test_healthy_exporter_is_read_again_and_again_also_packed_with_gzip_or_in_op
     with exporter(strict) as switch, source_of(tmp_path, toml_of(switch.url)) as source:
         row = rows_until(source)[0]
     assert (row["rx_bytes"], row["tx_bytes"], row["up"]) == (15 * 10**11, 200, True)
-
-
-def test_exporter_made_with_prometheus_s_own_library_is_read(tmp_path: Path) -> None:
-    registry = CollectorRegistry()
-    for name, value in (("ifHCInOctets", 2**40), ("ifHCOutOctets", 7)):
-        Counter(name, "octets", ["ifName"], registry=registry).labels("Eth1/1").inc(value)
-    Gauge("ifOperStatus", "state", ["ifName"], registry=registry).labels("Eth1/1").set(2)
-    server, thread = start_http_server(0, "127.0.0.1", registry)
-    try:
-        with source_of(tmp_path, toml_of(f"http://127.0.0.1:{server.server_port}/metrics")) as source:
-            row = rows_until(source)[0]
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-    assert (row["up"], row["rx_bytes"], row["tx_bytes"], row["errors"]) == (False, 2**40, 7, None)
 
 
 def test_authorization_is_sent_and_read_anew_each_time(tmp_path: Path) -> None:

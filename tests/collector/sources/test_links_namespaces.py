@@ -181,12 +181,6 @@ def test_listener_that_fails_is_reported_and_opened_again_and_ends_with_the_sour
     changes.close()  # once more does no harm
 
 
-def test_without_notifications_the_kernel_s_count_reports_the_same(pair: Pair) -> None:
-    with closing(Watcher(pair, lambda net, clock: KernelLinks(net, clock, with_changes=False))) as watcher:
-        blink(pair)
-        assert watcher.kinds() == ["link_down", "link_up"]
-
-
 def test_nic_that_goes_down_is_taken_down_or_removed_is_reported_once_and_others_are_not(
     own_pair: Pair, own_watcher: Watcher
 ) -> None:
@@ -243,21 +237,6 @@ def test_segments_lost_in_a_queue_are_sent_again_and_counted_also_after_the_flow
     assert ended < second <= watcher.retrans()
 
 
-def test_silent_loss_beyond_the_nic_shows_in_retransmissions_alone(own_pair: Pair, own_watcher: Watcher) -> None:
-    pair, watcher = own_pair, own_watcher
-    with closing(Flow(pair)) as flow:
-        flow.send(1_000)
-        assert watcher.retrans() == 0
-        dropped_before = watcher.row["tx_drops"]
-        pair.here.change(keep_neighbours)  # else the host asks for it again one day, in vain
-        pair.there.change(lambda route: route.addr("del", index=index_of(route), address="10.9.0.2", prefixlen=24))
-        flow.sender.sendall(bytes(1_000))  # nobody has this address any more, and nobody says so
-        eventually(lambda: watcher.retrans() >= 2)
-        assert watcher.extra["tcp_unacked"] >= 1
-        assert (watcher.row["tx_drops"], watcher.extra["qdisc_drops"]) == (dropped_before, 0)
-        assert watcher.row["up"]
-
-
 def test_kernel_that_does_not_say_what_a_nic_is_and_has_no_ethtool_is_helped_by_files(
     pair: Pair, tmp_path: Path
 ) -> None:
@@ -272,15 +251,3 @@ def test_kernel_that_does_not_say_what_a_nic_is_and_has_no_ethtool_is_helped_by_
         (row,) = pair.here.run(source.read, T0, ()).tables["nic_counters"].to_pylist()
     assert (row["nic"], row["speed_mbps"]) == ("eth0", 25_000)
     assert row["rx_bytes"] < 2**64 - 1  # which the file says
-
-
-def keep_neighbours(route: Any) -> None:
-    """Keep the link addresses that are known for ever."""
-    for known in route.get_neighbours(ifindex=index_of(route), family=socket.AF_INET):
-        addresses = {"dst": known.get_attr("NDA_DST"), "lladdr": known.get_attr("NDA_LLADDR")}
-        route.neigh("replace", ifindex=index_of(route), state=0x80, **addresses)  # NUD_PERMANENT
-
-
-def index_of(route: Any) -> int:  # pyroute2 gives no types
-    index: int = route.link_lookup(ifname="eth0")[0]
-    return index

@@ -84,19 +84,6 @@ def test_ports_spread_over_the_spines_and_each_keeps_its_own_for_its_protocol(pr
 
 
 @pytest.mark.needs_root
-def test_what_probes_say_is_what_the_spines_carry(fabric: ProbeFabric, prober: Prober) -> None:
-    paths = spine_of(prober.request(proto="roce")["probes"])
-    for spine, other in (("spine0", "spine1"), ("spine1", "spine0")):
-        port = next(sport for sport, path in paths.items() if path == spine)
-        before = [fabric.run(each, read_arrived_from_leaf0) for each in (spine, other)]
-        prober.request(proto="roce", sport=port, ports=1, count=100)  # one packet each, as the path is known
-        after = [fabric.run(each, read_arrived_from_leaf0) for each in (spine, other)]
-        carried = [now - then for now, then in zip(after, before, strict=True)]
-        assert carried[0] >= 100
-        assert carried[1] < 10  # whatever else there is between neighbours
-
-
-@pytest.mark.needs_root
 def test_live_connection_goes_where_its_probe_went_and_is_not_disturbed(fabric: ProbeFabric, prober: Prober) -> None:
     """Three connections: that all follow their probes by chance is one case in eight."""
     for _ in range(3):
