@@ -67,30 +67,25 @@ def test_row_has_the_waits_of_its_direction(closed: Array, waits: list[int | Non
     assert (row["first_ns"], row["last_ns"]) == (T0 + 2 * MS, T0 + 5 * MS)
 
 
-@pytest.mark.parametrize(
-    ("fields", "nranks", "expected"),
-    [
-        ({"func": wire.ALL_REDUCE}, 8, MIB * 2 * 7 // 8 // 2),
-        ({"func": wire.ALL_GATHER}, 4, MIB * 3 // 2),
-        ({"func": wire.REDUCE_SCATTER}, 4, MIB * 3 // 2),
-        ({"func": wire.BROADCAST}, 4, MIB // 2),
-        ({"func": wire.ALL_REDUCE, "algo": wire.TREE}, 8, MIB // 2),
-        ({"func": wire.SEND, "algo": 0, "proto": 0, "peer": 1}, 0, MIB // 2),
-        ({"func": wire.ALL_REDUCE, "proto": wire.LL}, 2, MIB),
-        ({"func": wire.ALL_REDUCE, "proto": wire.LL128}, 2, round(MIB / 2 * 128 / 120)),
-        ({"algo": wire.PAT, "func": wire.ALL_GATHER}, 4, None),
-        ({"algo": wire.COLLNET_CHAIN}, 4, None),
-        ({"channels": 0}, 4, None),
-        ({}, 0, None),  # before v4 nobody tells the size of a communicator
-    ],
-)
-def test_algorithm_says_what_a_transfer_moves(fields: dict[str, int], nranks: int, expected: int | None) -> None:
-    of = operation(nranks, **fields)
-    assert of["has_part_bytes"].tolist() == [expected is not None]
-    assert of["part_bytes"].tolist() == [expected] or expected is None
+PART_BYTES: list[tuple[dict[str, int], int, int | None]] = [
+    ({"func": wire.ALL_REDUCE}, 8, MIB * 2 * 7 // 8 // 2),
+    *(({"func": func}, 4, MIB * 3 // 2) for func in (wire.ALL_GATHER, wire.REDUCE_SCATTER)),
+    ({"func": wire.BROADCAST}, 4, MIB // 2),
+    ({"func": wire.ALL_REDUCE, "algo": wire.TREE}, 8, MIB // 2),
+    ({"func": wire.SEND, "algo": 0, "proto": 0, "peer": 1}, 0, MIB // 2),
+    ({"func": wire.ALL_REDUCE, "proto": wire.LL}, 2, MIB),
+    ({"func": wire.ALL_REDUCE, "proto": wire.LL128}, 2, round(MIB / 2 * 128 / 120)),
+    ({"algo": wire.PAT, "func": wire.ALL_GATHER}, 4, None),
+    *((fields, 4, None) for fields in ({"algo": wire.COLLNET_CHAIN}, {"channels": 0})),
+    ({}, 0, None),  # before v4 nobody tells the size of a communicator
+]
 
 
-def test_transfer_of_unknown_size_has_no_row_and_sizes_that_nccl_did_not_report_are_none() -> None:
+def test_algorithm_says_what_a_transfer_moves_and_one_of_unknown_size_has_no_row() -> None:
+    for fields, nranks, expected in PART_BYTES:
+        of = operation(nranks, **fields)
+        assert of["has_part_bytes"].tolist() == [expected is not None], fields
+        assert of["part_bytes"].tolist() == [expected] or expected is None, fields
     unreported = transfer(bytes=0)
     assert [row["bytes"] for row in rows_of(unreported, operation())] == [786_432]
     assert [row["bytes"] for row in rows_of(unreported, operation(bytes=0, algo=wire.NVLS))] == [0]
@@ -140,28 +135,24 @@ def take(owner: Aggregator, parts: ForeignParts) -> ForeignParts:
     return owner.host.take_foreign(parts, OWNER, owner.member.origin)
 
 
-def test_transfer_and_step_get_the_rank_and_operation_of_their_owner_and_the_rest_is_left() -> None:
+def test_transfer_and_step_get_rank_and_operation_of_their_owner_who_gets_their_times_and_the_rest_is_left() -> None:
     ledger, parts = Ledger(), made_for_others()
     rest = take(owner_of(ledger=ledger), parts)
     assert [table.num_rows for table in ledger.rows().values()] == [0, 0, 0]
     assert np.array_equal(rest.transfers, parts.transfers)
     assert np.array_equal(rest.steps, parts.steps)
-    rest = take(owner_of(1, 2, ledger=ledger), parts)
-    tables = ledger.rows()
+    owner = owner_of(1, 2, ledger=ledger)
+    rest, tables = take(owner, parts), ledger.rows()
     (moved,), (stepped,) = tables["transfers"].to_pylist(), tables["step_samples"].to_pylist()
     assert (moved["host"], moved["rank"], moved["seq"], moved["first_ns"]) == ("h9", 3, 1, T0 + 2 * MS)
     assert (stepped["rank"], stepped["seq"]) == (3, 2)
     assert (rest.transfers["operation"].tolist(), rest.transfers["pid"].tolist()) == ([their(3), their(1)], [2, 5])
     assert len(rest.steps) == 0
-
-
-def test_operation_has_its_times_and_statistics_from_what_others_did_for_it() -> None:
     owner = owner_of(1)
-    take(owner, made_for_others())
+    take(owner, parts)
     tables = owner.fold(reading(comms=[communicator(rank=3)], identity=OWNER), T0 + 5 * SECOND)
-    (written,) = tables["collectives"].to_pylist()
+    (written,), (reported,) = tables["collectives"].to_pylist(), tables["transfer_stats"].to_pylist()
     assert (written["clock"], written["start_ns"], written["end_ns"]) == ("proxy", T0 + 2 * MS, T0 + 5 * MS)
-    (reported,) = tables["transfer_stats"].to_pylist()
     assert (reported["n"], reported["rank"], reported["bytes"]) == (1, 3, 786_432)
 
 

@@ -195,11 +195,6 @@ def stale_kernels(plain: PlainTrace) -> int:
     return count
 
 
-def test_stale_times_after_the_mask_was_toggled_are_refused(importer: Importer) -> None:
-    imported = importer("K_toggle_n232.jsonl.xz")
-    assert imported.losses.stale_kernels == stale_kernels(imported.plain) == 6
-
-
 def test_after_a_send_to_oneself_no_kernel_time_is_believed(importer: Importer) -> None:
     imported = importer("K_a2a_const_n228.jsonl.xz")
     for rank, plain in imported.plain.ranks.items():
