@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,7 +23,11 @@ def look(text: str, *, from_kernel: bool = True) -> Finding | None:
     return read_line(Record(seq=1, since_boot_ns=0, from_kernel=from_kernel, text=text), load_xids())
 
 
-def test_record_has_its_number_its_time_its_text_and_says_who_wrote_it() -> None:
+NO_RECORDS = [b"", b"no record", b"6,1,10,-", b"6,1;text", b"-6,1,10,-;text", b"6,x,10,-;text", b"\xff\xfe\x00"]
+NO_RECORDS += [b"6,99999999999999999999,10,-;text", b"6,1,18446744073709551615,-;text", "6,\u0661,10,-;text".encode()]
+
+
+def test_record_has_its_number_time_text_and_writer_and_what_is_none_is_left_out() -> None:
     (whole,) = parse_records(b"4,1234,5000001,-;NVRM: all is well; really\n")
     assert whole == Record(1234, 5_000_001_000, True, "NVRM: all is well; really")
     chunk = b"3,1,10,-;mlx5_core: x\n SUBSYSTEM=pci\n DEVICE=+pci:0000:5c:00.0\n6,2,11,c,caller=T123;hello\n"
@@ -34,13 +37,6 @@ def test_record_has_its_number_its_time_its_text_and_says_who_wrote_it() -> None
     (record,) = parse_records(b"6,1,10,-;\xff" + b"x" * 5_000 + b"\n")
     assert record.text.startswith("\ufffdx")
     assert len(record.text) == 1024
-
-
-NO_RECORDS = [b"", b"no record", b"6,1,10,-", b"6,1;text", b"-6,1,10,-;text", b"6,x,10,-;text", b"\xff\xfe\x00"]
-NO_RECORDS += [b"6,99999999999999999999,10,-;text", b"6,1,18446744073709551615,-;text", "6,\u0661,10,-;text".encode()]
-
-
-def test_what_is_no_record_is_left_out() -> None:
     assert parse_records(b"\n".join(NO_RECORDS)) == []
 
 
@@ -174,26 +170,21 @@ def test_line_is_recognized_with_its_part_and_severity_and_one_of_nothing_of_our
     assert [found for line in NOTHING_OF_OURS.split("\n") if (found := look(line))] == []
 
 
-def test_table_has_nvidia_s_actions_and_application_errors_are_never_worse_than_a_warning() -> None:
+def test_every_entry_of_the_table_uses_our_words_stands_there_once_and_has_nvidia_s_actions() -> None:
     xids = load_xids()
-    application = {number: xid for number, xid in xids.items() if xid.blame == "application"}
-    assert sorted(application) == [11, 13, 25, 31, 43, 45, 68, 69]
-    assert {xid.severity for xid in application.values()} == {"warning"}
-    actions = {13: "RESTART_APP", 43: "IGNORE", 79: "RESTART_BM", 95: "RESET_GPU", 119: "RESET_GPU"}
-    assert {number: xids[number].action for number in actions} == actions
-
-
-def test_every_entry_of_the_table_uses_our_words_and_stands_there_once() -> None:
-    for number, xid in load_xids().items():
+    for number, xid in xids.items():
         assert xid.severity in ("info", "warning", "error", "critical"), number
         assert xid.nonfatal_severity in (None, "info", "warning"), number
         assert xid.blame in ("application", "hardware", "unclear"), number
-        assert xid.name, number
-        assert xid.meaning, number
+        assert (bool(xid.name), bool(xid.meaning)) == (True, True), number
     text = (Path(__file__).parents[3] / "collector/data/xid.toml").read_text()
     listed = [line.partition("[")[2].rstrip("]") for line in text.splitlines() if line.startswith("numbers")]
     numbers = [int(number) for line in listed for number in line.split(",")]
-    assert len(numbers) == len(set(numbers)) == len(load_xids())
+    assert len(numbers) == len(set(numbers)) == len(xids)
+    application = {number: xid.severity for number, xid in xids.items() if xid.blame == "application"}
+    assert application == dict.fromkeys((11, 13, 25, 31, 43, 45, 68, 69), "warning")
+    actions = {13: "RESTART_APP", 43: "IGNORE", 79: "RESTART_BM", 95: "RESET_GPU", 119: "RESET_GPU"}
+    assert {number: xids[number].action for number in actions} == actions
 
 
 def test_real_log_of_a_hanging_gsp_is_five_xids_of_one_gpu_and_nothing_else() -> None:
@@ -209,48 +200,30 @@ def event(kind: str = "xid", component: str = "gpu:h0/a", severity: str = "warni
     return make(Event, host="h0", ts_ns=ts_ns, source="s", message=f"m{ts_ns - T0}", **about)
 
 
-def flooded(count: int = 1_000, **about: Any) -> FloodGate:
-    """Return a gate that has had so many events alike, each a nanosecond after the other, in second 1."""
-    gate = FloodGate()
-    for number in range(count):
-        gate.admit(event(ts_ns=T0 + number, **about), "31", second=1)
-    return gate
-
-
-def test_few_events_pass_unchanged_and_more_in_a_second_become_one_count_with_the_last_line() -> None:
+def test_flood_becomes_one_count_with_the_last_line_hides_no_other_xid_or_gpu_and_ends_with_its_second() -> None:
     gate = FloodGate()
     sent = [gate.admit(event(ts_ns=T0 + number), "31", second=1) for number in range(MAX_ALIKE)]
     assert sent == [[event(ts_ns=T0 + number)] for number in range(MAX_ALIKE)]
-    assert gate.oldest_held_ns is None
-    assert gate.close() == []
-    gate = flooded()
+    assert (gate.oldest_held_ns, gate.close()) == (None, [])
+    for number in range(1_000):
+        gate.admit(event(ts_ns=T0 + number), "31", second=2)
     assert gate.oldest_held_ns == T0 + MAX_ALIKE
-    (count,) = gate.close()
+    fallen, other = event(severity="critical"), event(component="gpu:h0/b")
+    assert gate.admit(fallen, "79", second=2) == [fallen]
+    assert gate.admit(other, "31", second=2) == [other]
+    count, xid = gate.admit(event(), "31", second=3)
     assert (count.kind, count.component, count.ts_ns) == ("folded", "host:h0", T0 + MAX_ALIKE)
     assert count.message == f"{1_000 - MAX_ALIKE} more xid lines in one second, the last of them: m999"
-    assert gate.oldest_held_ns is None
-
-
-def test_flood_hides_neither_another_xid_nor_another_gpu_and_ends_with_its_second() -> None:
-    gate = flooded()
-    fallen, other = event(severity="critical"), event(component="gpu:h0/b")
-    assert gate.admit(fallen, "79", second=1) == [fallen]
-    assert gate.admit(other, "31", second=1) == [other]
-    assert [row.kind for row in gate.admit(event(), "31", second=2)] == ["folded", "xid"]
-    assert gate.close() == []
+    assert (xid.kind, gate.oldest_held_ns, gate.close()) == ("xid", None, [])
     for kind in ("xid", "oom"):
         for _ in range(MAX_ALIKE + 2):
-            gate.admit(event(kind=kind), "", second=3)
+            gate.admit(event(kind=kind), "", second=4)
     counts = [count.message.partition(" in one")[0] for count in gate.close()]
     assert counts == ["2 more xid lines", "2 more oom lines"], "each kind is counted for itself"
-
-
-def test_flood_of_different_things_is_bounded_too_and_its_count_is_as_bad_as_its_worst() -> None:
-    gate = FloodGate()
-    sent = [row for number in range(5_000) for row in gate.admit(event(component=f"gpu:h0/{number}"), "31", second=1)]
+    gate = FloodGate()  # of different things
+    sent = [gate.admit(event(component=f"gpu:h0/{number}"), "31", second=1) for number in range(5_000)]
     gate.admit(event(severity="critical"), "79", second=1)
     gate.admit(event(severity="info"), "63", second=1)
-    assert len(sent) == MAX_EVENTS
     (count,) = gate.close()
-    assert count.severity == "critical"
+    assert (sum(map(len, sent)), count.severity) == (MAX_EVENTS, "critical")
     assert count.message.startswith(f"{5_000 - MAX_EVENTS + 2} more xid lines")

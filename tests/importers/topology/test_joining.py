@@ -1,7 +1,5 @@
 """Several sources make one topology: each adds what it knows, and where two disagree everybody hears of it."""
 
-import json
-
 import pytest
 
 from importers.topology.formats import parse_native
@@ -34,17 +32,6 @@ def slurm(text: str | None = None) -> Given:
     return "slurm", [source(text or stored("topology.conf"), "topology.conf")]
 
 
-def rebuilt(topology: Topology) -> Topology:
-    """Return the topology after a way through a survey that knows neither planes, rails nor tiers."""
-    survey = parse_native(Source("x", "x", dump_topology(topology).encode()))
-    bare = [
-        SeenNode(node.id, "x", node.kind, gpus=node.gpus, nics=tuple(type(nic)(nic.id) for nic in node.nics))
-        for node in survey.nodes
-    ]
-    survey.nodes = bare
-    return join_surveys([survey], JoinOptions()).topology
-
-
 def test_fabric_and_hosts_from_two_tools_are_one_topology_in_any_order() -> None:
     topology = join(ib(), HOSTS).topology
     assert links_of(topology) == links_of(join(ib()).topology)
@@ -74,29 +61,25 @@ def test_rate_of_a_nic_must_agree_with_its_cable_or_stands_for_it() -> None:
     assert rates == {**cables, "leaf1--spine1": 400, "leaf2--spine1": 400}
 
 
-def test_all_nics_of_a_host_go_to_the_one_leaf_that_is_told() -> None:
+def test_nics_of_a_host_go_to_the_one_leaf_that_is_told_or_in_order_to_as_many_and_other_numbers_are_not_guessed() -> (
+    None
+):
     two = HOSTS[1][0].data.replace(b'<net name="mlx5_0"', b'<net name="mlx5_9" speed="200000"/><net name="mlx5_0"')
     imported = join(slurm(), ("nccl-xml", [Source("n1.xml", "n1", two)]))
     assert {"n1/mlx5_0--leaf1", "n1/mlx5_9--leaf1"} < links_of(imported.topology)
     assert said(imported, "which NICs of n1 go to leaf1 is unknown: all 2 are taken to")
-
-
-def tree_of_two_leaves() -> Survey:
+    switches = [SeenNode(leaf, "tree", "switch") for leaf in ("l1", "l2")]
     cables = [SeenCable(End("h"), End(leaf), "tree") for leaf in ("l1", "l2")]
-    nodes = [SeenNode("h", "tree", "host"), *(SeenNode(leaf, "tree", "switch") for leaf in ("l1", "l2"))]
-    return Survey("tree", nodes, cables)
-
-
-def host_with(nics: int) -> Survey:
-    return Survey("xml", [SeenNode("h", "xml", "host", nics=tuple(SeenNic(f"e{number}") for number in range(nics)))])
-
-
-def test_as_many_nics_as_cables_are_taken_in_order_and_other_numbers_are_not_guessed() -> None:
-    imported = join_surveys([tree_of_two_leaves(), host_with(nics=2)], JoinOptions())
+    surveys = [Survey("tree", [SeenNode("h", "tree", "host"), *switches], cables)]
+    imported = join_surveys([*surveys, host_with("e0", "e1")], JoinOptions())
     assert links_of(imported.topology) == {"h/e0--l1", "h/e1--l2"}
     assert said(imported, "which NIC of h has which cable is unknown: taken in order")
     with pytest.raises(BadTopology, match="h has 3 NICs without a cable and 2 cables without a NIC"):
-        join_surveys([tree_of_two_leaves(), host_with(nics=3)], JoinOptions())
+        join_surveys([*surveys, host_with("e0", "e1", "e2")], JoinOptions())
+
+
+def host_with(*nics: str) -> Survey:
+    return Survey("xml", [SeenNode("h", "xml", "host", nics=tuple(map(SeenNic, nics)))])
 
 
 def test_tree_adds_what_is_above_the_cables_and_may_not_contradict_them() -> None:
@@ -144,61 +127,26 @@ def test_names_that_cannot_be_held_are_changed_unless_two_become_one() -> None:
     assert links_of(imported.topology) == {"gke-a/nic0--rack.1"}
     assert said(imported, "'gke--a' is called gke-a")
     assert complaints(slurm("SwitchName=l Nodes=a--b,a-b")) == ["nodes 'a--b' and 'a-b' would both be called a-b"]
+    found = complaints(slurm("\n".join(f"SwitchName=s{number} Nodes=n[" for number in range(500))))
+    assert (len(found), found[-1]) == (101, "and 400 more"), "more than anybody reads"
 
 
-def test_planes_and_rails_are_found_where_there_are_any() -> None:
-    topology = dual_plane(hosts=2, leaves_per_plane=2, spines_per_plane=1)
-    again = rebuilt(topology)
-    assert [[nic.plane for nic in host.nics] for host in again.hosts] == [[0, 1], [0, 1]]
-    assert tiers_of(again) == tiers_of(topology)
-    rails = rebuilt(rail_optimised(hosts=4, rails=3, spines=2, pods=2))
-    assert [[nic.rail for nic in host.nics] for host in rails.hosts] == [[0, 1, 2]] * 4
-    none = rebuilt(leaf_spine(hosts=4, nics_per_host=2, leaves=2, spines=2))
-    assert {nic.rail for host in none.hosts for nic in host.nics} == {None}
-
-
-def test_routing_that_is_told_wins_and_two_need_a_word() -> None:
+def test_routing_that_is_told_wins_two_need_a_word_and_our_own_topology_keeps_everything() -> None:
     assert join(ib(), options=JoinOptions(routing="adaptive")).topology.routing == "adaptive"
     assert not said(join(ib()), "ecmp is assumed")
     ours = ("lockstep", [source(dump_topology(leaf_spine(2, 1, 1, 1)), "ours.json")])
     assert complaints(ib(), ours) == ["routing is static and ecmp: --routing says which"]
     assert join(ib(), ours, options=JoinOptions(routing="ecmp")).topology.routing == "ecmp"
-
-
-def test_our_own_topology_keeps_everything_when_another_is_added() -> None:
     topology = dual_plane(hosts=2, leaves_per_plane=1, spines_per_plane=2)
     down = topology.links[0].model_copy(update={"up": False})
     topology = topology.model_copy(update={"links": (down, *topology.links[1:])})
-    text = json.loads(dump_topology(topology))
-    assert join(("lockstep", [source(json.dumps(text)), source(json.dumps(text), "again")])).topology == topology
+    text = dump_topology(topology)
+    assert join(("lockstep", [source(text), source(text, "again")])).topology == topology
 
 
-def test_no_more_complaints_than_anybody_reads() -> None:
-    text = "\n".join(f"SwitchName=s{number} Nodes=n[" for number in range(500))
-    found = complaints(slurm(text))
-    assert len(found) == 101
-    assert found[-1] == "and 400 more"
-
-
-@pytest.mark.parametrize(
-    ("leaves", "neighbours", "tiers"),
-    [
-        (
-            ["l"],
-            {"l": {"s"}, "s": {"l", "c"}, "c": {"s", "d"}, "d": {"c"}},
-            {"l": "leaf", "s": "spine", "c": "core", "d": "core"},
-        ),
-        (["l", "s"], {"l": {"s"}, "s": {"l"}}, {"l": "leaf", "s": "leaf"}),
-        (["l"], {"l": set(), "x": set()}, {"l": "leaf"}),
-    ],
-)
-def test_tier_is_the_distance_to_the_nearest_host(
-    leaves: list[str], neighbours: dict[str, set[str]], tiers: dict[str, str]
-) -> None:
-    assert infer_tiers(leaves, neighbours) == tiers
-
-
-def test_planes_need_a_host_on_both_and_rails_two_hosts_on_a_leaf() -> None:
+def test_planes_need_a_host_on_both_rails_two_hosts_on_a_leaf_and_a_tier_is_the_distance_to_the_nearest_host() -> (
+    None
+):
     apart, joined = {"a": set[str](), "b": set[str]()}, {"a": {"s"}, "b": {"s"}, "s": {"a", "b"}}
     both = {("h", "e0"): "a", ("h", "e1"): "b"}
     assert infer_planes(both, apart) == {("h", "e0"): 0, ("h", "e1"): 1}
@@ -207,3 +155,30 @@ def test_planes_need_a_host_on_both_and_rails_two_hosts_on_a_leaf() -> None:
     plugs = {(host, f"e{nic}"): f"leaf{nic}" for host in ("g", "h") for nic in range(11)}
     assert {nic: rail for (_, nic), rail in infer_rails(plugs).items()} == {f"e{nic}": nic for nic in range(11)}
     assert infer_rails({("h", "e0"): "a", ("h", "e1"): "b"}) == {}
+    chain = {"l": {"s"}, "s": {"l", "c"}, "c": {"s", "d"}, "d": {"c"}}
+    assert infer_tiers(["l"], chain) == {"l": "leaf", "s": "spine", "c": "core", "d": "core"}
+    assert infer_tiers(["l", "s"], {"l": {"s"}, "s": {"l"}}) == {"l": "leaf", "s": "leaf"}
+    assert infer_tiers(["l"], {"l": set(), "x": set()}) == {"l": "leaf"}
+
+
+@pytest.mark.parametrize(
+    ("topology", "planes", "rails"),
+    [
+        (dual_plane(hosts=2, leaves_per_plane=2, spines_per_plane=1), [0, 1], [None, None]),
+        (rail_optimised(hosts=4, rails=3, spines=2, pods=2), [None] * 3, [0, 1, 2]),
+        (leaf_spine(hosts=4, nics_per_host=2, leaves=2, spines=2), [None] * 2, [None] * 2),
+    ],
+    ids=["planes", "rails", "neither"],
+)
+def test_planes_and_rails_are_found_where_there_are_any(
+    topology: Topology, planes: list[int | None], rails: list[int | None]
+) -> None:
+    survey = parse_native(Source("x", "x", dump_topology(topology).encode()))
+    survey.nodes = [  # without planes, rails and tiers
+        SeenNode(node.id, "x", node.kind, gpus=node.gpus, nics=tuple(type(nic)(nic.id) for nic in node.nics))
+        for node in survey.nodes
+    ]
+    again = join_surveys([survey], JoinOptions()).topology
+    for host in again.hosts:
+        assert ([nic.plane for nic in host.nics], [nic.rail for nic in host.nics]) == (planes, rails)
+    assert tiers_of(again) == tiers_of(topology)
