@@ -61,9 +61,7 @@ def test_rate_of_a_nic_must_agree_with_its_cable_or_stands_for_it() -> None:
     assert rates == {**cables, "leaf1--spine1": 400, "leaf2--spine1": 400}
 
 
-def test_nics_of_a_host_go_to_the_one_leaf_that_is_told_or_in_order_to_as_many_and_other_numbers_are_not_guessed() -> (
-    None
-):
+def test_nics_of_a_host_go_to_the_one_leaf_that_is_told_or_in_order_to_as_many_and_nothing_is_guessed() -> None:
     two = HOSTS[1][0].data.replace(b'<net name="mlx5_0"', b'<net name="mlx5_9" speed="200000"/><net name="mlx5_0"')
     imported = join(slurm(), ("nccl-xml", [Source("n1.xml", "n1", two)]))
     assert {"n1/mlx5_0--leaf1", "n1/mlx5_9--leaf1"} < links_of(imported.topology)
