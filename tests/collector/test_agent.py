@@ -182,19 +182,6 @@ def test_batch_without_a_receipt_is_sent_again_under_its_number_and_one_that_is_
     assert (len(reasons), reasons[-1]) == (5, "batches are taken again")
 
 
-def test_batches_wait_while_nobody_answers_and_arrive_in_order_afterwards(gateway: FakeGateway) -> None:
-    source = NumberedSource("a")
-    with TcpProxy(gateway.port) as proxy:
-        proxy.behaviour = "refuse"
-        with running(source, server=f"http://127.0.0.1:{proxy.port}"):
-            eventually(lambda: source.reads >= 10)
-            assert gateway.received == []
-            proxy.behaviour = "forward"
-            eventually(lambda: len(gateway.received) >= 8)
-    assert gateway.numbers == list(range(1, len(gateway.numbers) + 1))
-    assert reported_by(source, gateway) == list(range(source.reads))
-
-
 def test_full_buffer_drops_the_oldest_and_says_how_many_rows(gateway: FakeGateway) -> None:
     source = NumberedSource("a", is_urgent=True)
     with TcpProxy(gateway.port) as proxy:

@@ -95,22 +95,6 @@ def test_live_rank_is_folded_and_its_rows_carry_what_the_kernel_says_until_it_is
         assert follower.refusals() == []
 
 
-def test_every_operation_is_sent_once_and_counted_once(folder: Path, plugin_library: Path) -> None:
-    with following(folder, budget=UNLIMITED) as follower:
-        with recording(plugin_library, folder, **RANK) as job:
-            eventually(lambda: follower.has("collectives") and len(follower.rows["collectives"]) > 300)
-            job.kill()
-            job.wait()
-        eventually(lambda: follower.has("events") or not follower.source._processes)
-        for _ in range(8):
-            follower.has("op_stats")
-    numbers = [row["seq"] for row in follower.rows["collectives"]]
-    assert sorted(numbers) == list(range(len(numbers)))
-    assert sum(row["n"] for row in follower.rows["op_stats"]) == count_ended(follower)
-    assert sum(row["n"] for row in follower.rows["transfer_stats"]) == len(follower.rows["transfers"])
-    assert (follower.dropped, follower.folded) == (0, 0)
-
-
 @pytest.mark.slow
 def test_rank_that_stands_still_is_looked_at_ten_times_a_second(folder: Path, plugin_library: Path) -> None:
     with following(folder) as follower, recording(plugin_library, folder, **RANK) as job:
