@@ -212,7 +212,9 @@ def test_rows_and_communicators_in_use_come_with_their_index_and_those_that_cann
     assert [wire.text_of(name) for name in found["name"].tolist()] == ["tp", "dp[2J"]
 
 
-def test_operation_is_open_while_a_part_is_or_while_its_row_is_not_that_far(path: Path) -> None:
+def test_operation_is_open_while_a_part_is_or_while_its_row_is_not_that_far_in_a_ring_that_was_taken(
+    path: Path,
+) -> None:
     forged = Forged()
     row(forged, 4, enqueued=8, started=6, done=6)
     operation(forged, 0, seq=2, row=4, open=1)  # its row is further, but a part of it is still under way
@@ -223,16 +225,11 @@ def test_operation_is_open_while_a_part_is_or_while_its_row_is_not_that_far(path
     operation(forged, 5, seq=7, row=4, handle=0)  # being changed
     operation(forged, 6, seq=7, row=16)  # a row that the file does not have
     operation(forged, 7, seq=7, row=4, flags=wire.FLAG_CAPTURED)  # a replay, which the row does not count
-    assert live_in(forged, path).operations["handle"].tolist() == [1000, 1002]
-
-
-def test_rings_count_from_the_first_thread_that_took_them(path: Path) -> None:
-    forged = Forged()
     second_ring = forged.sizes.operations
-    operation(forged, second_ring, open=1)
-    assert len(live_in(forged, path).operations) == 0  # no thread was ever there: whatever stands there is nothing
+    operation(forged, second_ring, open=1)  # no thread was ever there: whatever stands there is nothing
+    assert live_in(forged, path).operations["handle"].tolist() == [1000, 1002]
     forged.table("rings")["taken_ticks"][1] = 5  # one that hangs in its first transfer has written no record yet
-    assert live_in(forged, path).operations["handle"].tolist() == [1000 + second_ring]
+    assert live_in(forged, path).operations["handle"].tolist() == [1000, 1002, 1000 + second_ring]
 
 
 def test_transfer_is_open_until_it_has_an_end_where_an_operation_is_under_way(path: Path) -> None:
@@ -261,20 +258,21 @@ def test_operation_with_forged_codes_is_unknown_and_so_is_a_forged_wait_which_ke
     assert found["ahead"][["wait", "state"]].tolist() == [(0, 0)] * wire.STEPS_AHEAD
 
 
-@pytest.mark.parametrize("handles", [(7, 7, 7), (7, 7, 8), (7, 7, 0), (0, 7, 7), (6, 7, 7), (7, 8, 7)])
 def test_transfer_counts_only_when_it_was_the_same_before_during_and_after_the_copy_and_did_not_close(
-    path: Path, handles: tuple[int, ...]
+    path: Path,
 ) -> None:
     forged = Forged()
     operation(forged, 0, open=1)
-    table, contents = forged.table("transfers"), []
-    for handle in handles:
-        table["handle"][1] = handle
-        contents.append(table.copy())
-    with RingFile(ChangingFile(forged.write(path), int(forged.header["transfers"]["offset"]), contents)) as ring:
-        assert ring.live().transfers["handle"].tolist() == [7] * (handles == (7, 7, 7))
+    table, offset = forged.table("transfers"), int(forged.header["transfers"]["offset"])
+    for handles in ((7, 7, 7), (7, 7, 8), (7, 7, 0), (0, 7, 7), (6, 7, 7), (7, 8, 7)):
+        contents = []
+        for handle in handles:
+            table["handle"][1] = handle
+            contents.append(table.copy())
+        with RingFile(ChangingFile(forged.write(path), offset, contents)) as ring:
+            assert ring.live().transfers["handle"].tolist() == [7] * (handles == (7, 7, 7))
     table["handle"][1:3] = 7, 8
     before = table.copy()
     table["last_ticks"][1] = 99
-    with RingFile(ChangingFile(forged.write(path), int(forged.header["transfers"]["offset"]), [before])) as ring:
+    with RingFile(ChangingFile(forged.write(path), offset, [before])) as ring:
         assert ring.live().transfers["handle"].tolist() == [8]
