@@ -24,7 +24,7 @@ from collector.kernel.netlink import (
     walk_attributes,
     walk_messages,
 )
-from tests.collector.sources.link_namespaces import Namespace, joined_namespaces
+from tests.collector.sources.link_namespaces import Namespace
 
 # linux/if_link.h, linux/if_addr.h, linux/rtnetlink.h
 IFNAME, LINK, OPERSTATE, LINKINFO, STATS64, CARRIER, UP_COUNT, DOWN_COUNT, PARENT = 3, 5, 16, 18, 23, 33, 47, 48, 56
@@ -162,22 +162,6 @@ def test_unknown_protocol_and_a_file_that_is_no_namespace_are_refused() -> None:
     assert refusal.value.errno == errno.EPROTONOSUPPORT
     with open(os.devnull) as file, pytest.raises(OSError, match="no such network namespace"):
         NetlinkSocket(NETLINK_ROUTE, namespace_fd=file.fileno())
-
-
-@pytest.mark.needs_root
-def test_another_namespace_is_asked_and_tells_its_changes_once_in_order_and_ours_is_not_left() -> None:
-    mine = os.readlink("/proc/thread-self/ns/net")
-    with joined_namespaces() as pair, closing(NetlinkSocket(NETLINK_ROUTE, (LINK_GROUP,), pair.here.fd)) as changes:
-        with closing(NetlinkSocket(NETLINK_ROUTE, namespace_fd=pair.there.fd)) as route:
-            assert "eth0" in names(route)
-        assert os.readlink("/proc/thread-self/ns/net") == mine
-        assert mine != pair.there.run(os.readlink, "/proc/thread-self/ns/net")
-        for state in ("down", "up"):
-            pair.here.set_link("eth0", state)
-        enabled = [link.is_enabled for link in reported(changes) if link.name == "eth0"]
-        assert enabled[0] is False
-        assert enabled[-1] is True
-        assert not [link for link in reported(changes) if not link.is_enabled]
 
 
 @pytest.mark.needs_root
