@@ -43,14 +43,12 @@ def connection() -> Iterator[Connection]:
         yield opened.enter_context(client), opened.enter_context(server)
 
 
-def state_of(end: socket.socket, *states: int) -> int:
-    table = read_tcp_table(states=states)
-    (state,) = table.socket["state"][table.socket["inode"] == os.fstat(end.fileno()).st_ino]
-    return int(state)
+def inode_of(end: socket.socket) -> int:
+    return os.fstat(end.fileno()).st_ino
 
 
 def found(sockets: list[TcpSocket], end: socket.socket) -> TcpSocket:
-    (mine,) = [each for each in sockets if each.inode == os.fstat(end.fileno()).st_ino]
+    (mine,) = [each for each in sockets if each.inode == inode_of(end)]
     return mine
 
 
@@ -92,7 +90,13 @@ def test_both_ends_of_a_connection_are_listed_with_the_flow_that_the_socket_itse
     assert rtt
 
 
-def test_addresses_of_ipv6_are_listed_and_ipv4_in_them_is_ipv4() -> None:
+def test_only_sockets_in_the_wanted_states_are_listed_and_ipv4_inside_ipv6_is_ipv4(connection: Connection) -> None:
+    def state_of(end: socket.socket, *states: int) -> int:
+        table = read_tcp_table(states=states)
+        (state,) = table.socket["state"][table.socket["inode"] == inode_of(end)]
+        return int(state)
+
+    client, server = connection
     with ExitStack() as opened:
         six, four = connect("::1", socket.AF_INET6), socket.socket(socket.AF_INET6)
         listener = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -100,27 +104,21 @@ def test_addresses_of_ipv6_are_listed_and_ipv4_in_them_is_ipv4() -> None:
             opened.enter_context(end)
         four.connect(("::ffff:127.0.0.1", listener.getsockname()[1]))
         sockets = list_tcp_sockets()
+        assert inode_of(listener) not in {each.inode for each in sockets}
+        assert inode_of(client) in {each.inode for each in sockets}
+        assert state_of(listener, 10) == 10
         assert found(sockets, six[0]).local == "::1"
         assert (found(sockets, four).local, found(sockets, four).rport) == ("127.0.0.1", listener.getsockname()[1])
-
-
-def test_only_sockets_in_the_wanted_states_are_listed(connection: Connection) -> None:
-    client, server = connection
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        inodes = {each.inode for each in list_tcp_sockets()}
-        assert os.fstat(listener.fileno()).st_ino not in inodes
-        assert os.fstat(client.fileno()).st_ino in inodes
-        assert state_of(listener, 10) == 10
     server.shutdown(socket.SHUT_WR)
     assert client.recv(1) == b""
-    assert not [each for each in list_tcp_sockets() if each.inode == os.fstat(client.fileno()).st_ino]
+    assert inode_of(client) not in {each.inode for each in list_tcp_sockets()}
     assert state_of(client, *inet_diag.SENDING_STATES) == 8  # CLOSE_WAIT
 
 
 def test_hundreds_of_sockets_come_each_once_and_a_table_too_large_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as opened:
         ends = [opened.enter_context(end) for _ in range(200) for end in connect("127.0.0.1")]
-        wanted = {os.fstat(end.fileno()).st_ino for end in ends}
+        wanted = set(map(inode_of, ends))
         listed = [each.inode for each in list_tcp_sockets() if each.inode in wanted]
         assert sorted(listed) == sorted(wanted)
         monkeypatch.setattr(inet_diag, "MOST_SOCKETS", 100)

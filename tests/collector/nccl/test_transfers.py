@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 
 from collector.nccl.aggregator import FOREIGN_PATIENCE_NS, Aggregator, ForeignJoiner
 from collector.nccl.communicators import Origins
@@ -14,8 +13,6 @@ from collector.nccl.transfers import (
     ForeignParts,
     join_operations,
     settle_bytes,
-    step_rows,
-    time_steps,
     time_transfers,
     transfer_rows,
 )
@@ -37,7 +34,6 @@ from tests.collector.nccl.readings import (
     transfer,
 )
 
-RECV = wire.FLAG_STEPS
 MIB = 1 << 20
 
 
@@ -48,23 +44,6 @@ def operation(nranks: int = 4, **fields: Any) -> Array:
 def rows_of(closed: Array, of: Array) -> list[dict[str, Any]]:
     moved = join_operations(time_transfers(closed, CLOCKS, [len(closed)], NUMBER), of, np.arange(len(of)))
     return list(transfer_rows(moved[settle_bytes(moved)], Origins(ORIGIN)).to_pylist())
-
-
-@pytest.mark.parametrize(
-    ("closed", "waits", "about"),
-    [
-        (transfer(), [10, 20, 30, None], ("send", "steps")),
-        (transfer(flags=RECV), [10, 20, None, 40], ("recv", "steps")),
-        (transfer(flags=wire.FLAG_SEND, bytes=0), [None] * 4, ("send", "ops")),
-    ],
-    ids=["a send has no flush", "a receive has no wire", "without steps no wait is known"],
-)
-def test_row_has_the_waits_of_its_direction(closed: Array, waits: list[int | None], about: tuple[str, str]) -> None:
-    (row,) = rows_of(closed, operation())
-    assert [row[f"{wait}_ns"] for wait in ("gpu_wait", "peer_wait", "wire", "flush")] == waits
-    assert (row["direction"], row["detail"]) == about
-    assert (row["steps"], row["bytes"]) == (12, 786_432), "or what the algorithm sends"
-    assert (row["first_ns"], row["last_ns"]) == (T0 + 2 * MS, T0 + 5 * MS)
 
 
 PART_BYTES: list[tuple[dict[str, int], int, int | None]] = [
@@ -90,18 +69,6 @@ def test_algorithm_says_what_a_transfer_moves_and_one_of_unknown_size_has_no_row
     assert [row["bytes"] for row in rows_of(unreported, operation())] == [786_432]
     assert [row["bytes"] for row in rows_of(unreported, operation(bytes=0, algo=wire.NVLS))] == [0]
     assert rows_of(transfer(bytes=0, flags=wire.FLAG_SEND), operation(algo=wire.NVLS_TREE)) == []
-
-
-def test_step_reports_whether_and_when_it_reached_the_network() -> None:
-    closed = np.concatenate([step(), step(flags=RECV)])
-    stepped = join_operations(time_steps(closed, CLOCKS, [2], NUMBER), operation(), np.zeros(2, np.intp))
-    sent, received = step_rows(stepped, Origins(ORIGIN)).to_pylist()
-    names = ("posted_ns", "wire_ns", "done_ns")
-    times = [tuple(row[name] - T0 - 2 * MS for name in names) for row in (sent, received)]
-    assert times == [(0, 200, 300), (0, 100, 300)]
-    assert (sent["direction"], received["direction"], sent["step"], sent["bytes"]) == ("send", "recv", 3, 65_536)
-    for marks, reached in (((100, wire.BUSY, 300), False), ((wire.BUSY, 200, 300), True)):
-        assert time_steps(step(marks=marks), CLOCKS, [1], NUMBER)["reached"].tolist() == [reached]
 
 
 MAKER, OWNER = replace(IDENTITY, pid=1, tag=0x11), replace(IDENTITY, pid=2, tag=0x22, kernel_channels=False)
