@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from collector.kernel import netlink
 from collector.kernel.process import (
     EndTimes,
     Exit,
@@ -148,6 +149,17 @@ def test_real_exits_are_reported_once_and_threads_are_not() -> None:
     assert not [end for end in connector.read() if end.pid in (killed.pid, threaded.pid)]
     connector.close()
     connector.close()  # once more does no harm
+
+
+@pytest.mark.needs_root
+def test_too_many_exits_between_two_reads_are_counted_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(netlink, "_NOTICE_BYTES", 1)  # the kernel makes the smallest of it
+    with closing(ProcConnector()) as connector:
+        subprocess.run(["sh", "-c", "i=0; while [ $i -lt 100 ]; do (exit 1); i=$((i+1)); done"], check=True)
+        assert 0 < len(connector.read()) < 100
+        assert connector.overruns > 0
+        subprocess.run(["true"], check=True)
+        assert connector.read(), "it goes on"
 
 
 @pytest.mark.needs_root

@@ -30,6 +30,7 @@ def _trace(processes: list[Recorded], callbacks: int, limit: int = PLENTY) -> bo
 def test_trace_holds_every_callback_of_the_time_in_order_can_be_read_again_and_ends_when_its_memory_is_full(
     live_rings: Path, tmp_path: Path
 ) -> None:
+    (live_rings / "1-2.ring").write_bytes(b"somebody else's")
     with living_processes(live_rings) as processes:
         assert _trace(processes, 500)
         lines = list(lines_of(processes, "job 7"))

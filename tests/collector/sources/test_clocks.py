@@ -1,5 +1,6 @@
 """Clocks are compared within bounds that hold the truth, on sockets of two namespaces; strangers get no answer."""
 
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -47,7 +48,7 @@ from lockstep.tables import TABLE_BY_NAME
 from lockstep.topology import Node, Topology
 from tests.builders import SECOND, T0
 from tests.collector.sources.probe_fabric import ADDRESSES, TOPOLOGY, ProbeFabric
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, eventually
 
 KEY = b"the cluster's key"
 ON = ClockOptions(is_on=True, key=KEY, timeout_s=10)  # a busy machine may let a responder wait
@@ -124,6 +125,21 @@ def test_answer_to_another_question_is_not_taken_for_ours(fabric: ProbeFabric) -
             found = asked.result(timeout=LIMIT_S)
     assert found is not None
     assert abs(found.offset_ns - 5_000 * NS_PER_S) <= found.error_ns < 1_000 * NS_PER_S
+
+
+@pytest.mark.needs_root
+def test_stranger_s_question_gets_no_answer_and_the_next_host_does(fabric: ProbeFabric) -> None:
+    asker = fabric.run("h1", lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+    with closing(respond(fabric)) as responder, asker:
+        target = ("10.10.0.2", responder.port)
+        for question in (ClockWire(b"another key", "h0").write_question(2), WIRE.write_question(3) + b"more"):
+            asker.sendto(question, target)
+        eventually(lambda: responder.refused == 2)
+        asker.sendto(WIRE.write_question(4), target)
+        asker.settimeout(20)
+        first = WIRE.read_reply(asker.recv(1_000))
+    assert first is not None
+    assert first.nonce == 4  # so nothing had been said before
 
 
 @pytest.mark.needs_root
