@@ -343,6 +343,10 @@ class CountingOn(NumberedSource):
         self.reads = int(checkpoint)
 
 
+def has_read(source: NumberedSource, goal: int) -> bool:
+    return source.reads >= goal
+
+
 def test_agent_goes_on_behind_the_last_batch_that_an_earlier_one_kept(gateway: FakeGateway, tmp_path: Path) -> None:
     for refusals in (3, 3, 0):
         gateway.answers += [503] * refusals
@@ -351,7 +355,7 @@ def test_agent_goes_on_behind_the_last_batch_that_an_earlier_one_kept(gateway: F
         agent = CollectorAgent("h0", [source], spool, destination, HastyClock(), spool.checkpoints)
         goal = source.reads + 5
         agent.start()
-        eventually(partial(lambda read, goal: read.reads >= goal, source, goal))
+        eventually(partial(has_read, source, goal))
         if not refusals:
             gateway.answers.clear()  # so that the end sends all that is left
         agent.close()

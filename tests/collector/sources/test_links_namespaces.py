@@ -1,7 +1,7 @@
 """NICs are watched over real netlink in namespaces of their own: real carriers, queues that overflow, real TCP."""
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -79,16 +79,11 @@ def watcher(pair: Pair) -> Iterator[Watcher]:
         yield watcher
 
 
-@pytest.fixture
-def own_pair() -> Iterator[Pair]:
-    with joined_namespaces() as pair:
-        yield pair
-
-
-@pytest.fixture
-def own_watcher(own_pair: Pair) -> Iterator[Watcher]:
-    with closing(Watcher(own_pair)) as watcher:
-        yield watcher
+@contextmanager
+def watched_pair() -> Iterator[tuple[Pair, Watcher]]:
+    """For a test that does not leave it as it was."""
+    with joined_namespaces() as pair, closing(Watcher(pair)) as watcher:
+        yield pair, watcher
 
 
 def test_nic_is_read_with_speed_counters_and_carriers(pair: Pair, watcher: Watcher) -> None:
@@ -180,44 +175,40 @@ def test_listener_that_fails_is_reported_and_opened_again_and_ends_with_the_sour
     changes.close()  # once more does no harm
 
 
-def test_nic_that_goes_down_is_taken_down_or_removed_is_reported_once_and_others_are_not(
-    own_pair: Pair, own_watcher: Watcher
-) -> None:
-    pair, watcher = own_pair, own_watcher
-    pair.here.set_link("lo", "down")
-    assert watcher.kinds() == []
-    pair.there.set_link("eth0", "down")
-    assert watcher.kinds() == ["link_down"]
-    assert (watcher.row["up"], watcher.row["speed_mbps"]) == (False, None)
-    assert watcher.kinds() == []
-    pair.there.set_link("eth0", "up")
-    pair.here.wait_until_up("eth0")
-    assert watcher.kinds() == ["link_up"]
-    pair.here.set_link("eth0", "down")
-    watcher.read()
-    assert watcher.events == [("link_down", "eth0 went down: it was taken down on this host")]
-    pair.here.remove_link("eth0")
-    assert [watcher.kinds(), watcher.kinds()] == [["nic_gone"], []]
-    join(pair.here, pair.there)
-    assert watcher.kinds() == ["link_up"]
+def test_nic_that_goes_down_is_taken_down_or_removed_is_reported_once_and_others_are_not() -> None:
+    with watched_pair() as (pair, watcher):
+        pair.here.set_link("lo", "down")
+        assert watcher.kinds() == []
+        pair.there.set_link("eth0", "down")
+        assert watcher.kinds() == ["link_down"]
+        assert (watcher.row["up"], watcher.row["speed_mbps"]) == (False, None)
+        assert watcher.kinds() == []
+        pair.there.set_link("eth0", "up")
+        pair.here.wait_until_up("eth0")
+        assert watcher.kinds() == ["link_up"]
+        pair.here.set_link("eth0", "down")
+        watcher.read()
+        assert watcher.events == [("link_down", "eth0 went down: it was taken down on this host")]
+        pair.here.remove_link("eth0")
+        assert [watcher.kinds(), watcher.kinds()] == [["nic_gone"], []]
+        join(pair.here, pair.there)
+        assert watcher.kinds() == ["link_up"]
 
 
-def test_segments_lost_in_a_queue_are_sent_again_and_counted_also_after_the_flow_s_end(
-    own_pair: Pair, own_watcher: Watcher
-) -> None:
-    pair, watcher = own_pair, own_watcher
-    pair.here.limit("eth0", rate="20mbit", queue_bytes=15_000)
-    with closing(Flow(pair)) as flow:
-        flow.send(500_000)
-        first = watcher.retrans()
-        assert watcher.extra["tcp_retrans_max"] == first > 0
-        assert watcher.extra["tcp_retrans_max_lport"] == flow.sender_port
-    eventually(lambda: watcher.retrans() >= first and watcher.extra["tcp_flows"] == 0)
-    ended = watcher.retrans()
-    with closing(Flow(pair, "fd00:9::2")) as flow:
-        flow.send(500_000)
-        second = watcher.retrans()
-    assert ended < second <= watcher.retrans()
+def test_segments_lost_in_a_queue_are_sent_again_and_counted_also_after_the_flow_s_end() -> None:
+    with watched_pair() as (pair, watcher):
+        pair.here.limit("eth0", rate="20mbit", queue_bytes=15_000)
+        with closing(Flow(pair)) as flow:
+            flow.send(500_000)
+            first = watcher.retrans()
+            assert watcher.extra["tcp_retrans_max"] == first > 0
+            assert watcher.extra["tcp_retrans_max_lport"] == flow.sender_port
+        eventually(lambda: watcher.retrans() >= first and watcher.extra["tcp_flows"] == 0)
+        ended = watcher.retrans()
+        with closing(Flow(pair, "fd00:9::2")) as flow:
+            flow.send(500_000)
+            second = watcher.retrans()
+        assert ended < second <= watcher.retrans()
 
 
 def test_kernel_that_does_not_say_what_a_nic_is_and_has_no_ethtool_is_helped_by_files(
