@@ -33,6 +33,12 @@ def numbers(records: Records) -> list[int]:
     return seen
 
 
+def seen_by(ring: RingFile) -> tuple[list[int], int]:
+    """Return the numbers of the next records, and how many were lost."""
+    records = ring.read_records()
+    return numbers(records), records.lost
+
+
 def test_records_come_once_and_in_order_ring_by_ring_also_over_the_edge(path: Path) -> None:
     forged = Forged()
     forged.append(1, 3)
@@ -43,8 +49,7 @@ def test_records_come_once_and_in_order_ring_by_ring_also_over_the_edge(path: Pa
         for begin, count in ((3, RECORDS - 100), (RECORDS - 97, 103)):
             forged.append(1, count)
             forged.write(path)
-            records = ring.read_records()
-            assert (numbers(records), records.lost) == (list(range(begin, begin + count)), 0)
+            assert seen_by(ring) == (list(range(begin, begin + count)), 0)
 
 
 def test_too_many_records_are_read_part_by_part_and_rings_end_at_the_same_time(path: Path) -> None:
@@ -97,8 +102,7 @@ def test_record_that_is_being_written_is_waited_for_till_the_second_look_and_a_r
             assert numbers(ring.read_records()) == [0, 1]
             forged.put(number, 2)
             forged.write(path)
-            records = ring.read_records()
-        assert (numbers(records), records.lost) == ([2, 3, 4], 0)
+            assert seen_by(ring) == ([2, 3, 4], 0)
     forged = Forged()
     forged.append(0, 9)
     for number in (2, 4, 5):
@@ -108,15 +112,12 @@ def test_record_that_is_being_written_is_waited_for_till_the_second_look_and_a_r
         forged.append(0, 3)
         forged.put(0, 10, stamp=wire.BUSY)  # begun since: it has its turn to be waited for
         forged.write(path)
-        records = ring.read_records()
-        assert (numbers(records), records.lost) == ([3, 6, 7, 8, 9], 3)
-        records = ring.read_records()
-        assert (numbers(records), records.lost) == ([11], 1)
+        assert seen_by(ring) == ([3, 6, 7, 8, 9], 3)
+        assert seen_by(ring) == ([11], 1)
         forged.append(1, 5)
         forged.put(1, 2, stamp=7)  # by a later one
         forged.write(path)
-        records = ring.read_records()
-    assert (numbers(records), records.lost) == ([0, 1, 3, 4], 1)
+        assert seen_by(ring) == ([0, 1, 3, 4], 1)
 
 
 def test_overwritten_records_and_a_head_that_goes_back_are_counted_and_one_that_nobody_can_reach_is_refused(
@@ -126,8 +127,7 @@ def test_overwritten_records_and_a_head_that_goes_back_are_counted_and_one_that_
         forged = Forged()
         forged.append(1, written)
         with open_ring(forged.write(path)) as ring:
-            records = ring.read_records()
-            assert (numbers(records), records.lost) == (list(range(written - KEPT, written)), written - KEPT)
+            assert seen_by(ring) == (list(range(written - KEPT, written)), written - KEPT)
             assert ring.read_records().lost == 0
     forged = Forged()
     forged.append(1, 9)
@@ -135,8 +135,7 @@ def test_overwritten_records_and_a_head_that_goes_back_are_counted_and_one_that_
         ring.read_records()
         forged.table("rings")["head"][1] = 4
         forged.write(path)
-        records = ring.read_records()
-        assert (numbers(records), records.lost) == ([], 1)
+        assert seen_by(ring) == ([], 1)
         forged.table("rings")["head"][1] = 9
         forged.append(1, 1)
         forged.write(path)
