@@ -108,6 +108,8 @@ def test_long_list_of_ranks_is_taken_from_the_configuration_or_is_everybody() ->
     info = {"rank": 5, "world_size": 8, "pg_config": [{"pg_name": "3", "pg_desc": "dp", "ranks": [1, 3, 5, 7]}]}
     row = operation(kernel(args=shortened), distributedInfo=info)
     assert (row["rank"], row["comm"]) == (2, ProcessGroup(name="3", ranks=(1, 3, 5, 7)).comm)
+    row = operation(kernel(args=shortened))
+    assert (row["rank"], row["seq_valid"]) == (5, False), "nobody knows who else is in it"
     row = operation(kernel(args=shortened | {"Group size": 8}))
     assert (row["rank"], row["comm"]) == (5, ProcessGroup(name="3", ranks=tuple(range(8))).comm)
 
@@ -137,6 +139,7 @@ def test_old_trace_tells_the_operation_by_the_call_that_launched_the_kernel() ->
         ([kernel(ts=200, args={"Seq": 12, "dtype": "QInt8"})], {SIZELESS: 1}),
         ([kernel(ts=200, args={"Seq": 12, "In msg nelems": -1})], {SIZELESS: 1}),
         ([bare(kernel(8)), launch(8), call("nccl:reduce_scatter")], {SIZELESS: 1}),  # its input does not tell
+        ([bare(kernel(8)), launch() | {"args": {"correlation": "8"}}, call()], {NAMELESS: 1}),
         ([kernel(8, ts=300)], {SAME_NUMBER: 1}),
         ([kernel(ts=200, args={"Collective name": "send", "Seq": 12})], {PEERLESS: 1}),
     ],
