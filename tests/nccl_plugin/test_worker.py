@@ -29,7 +29,8 @@ op 0 AllReduce RING 4096 1 -1
 
 def run(built: Path, folder: Path, job: str, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "rank0.job").write_text(job)
-    command = [built / "worker", built / "liblockstep-nccl.so", folder, "0", *(options or ("--limit-s", "20"))]
+    limited = options or ("--limit-s", "20")
+    command: list[str | Path] = [built / "worker", built / "liblockstep-nccl.so", folder, "0", *limited]
     environment = os.environ | {"LOCKSTEP_RING_DIR": str(folder)}
     return subprocess.run(command, capture_output=True, text=True, input="", env=environment)
 

@@ -102,7 +102,7 @@ def test_operations_that_the_plugin_sampled_are_those_with_the_lowest_lots(
     tmp_path: Path, plugin_library: Path
 ) -> None:
     about = {"LOCKSTEP_DETAIL": "steps", "LOCKSTEP_SAMPLE": "0.25", "LOCKSTEP_BUDGET": "0"}
-    with recording(plugin_library, tmp_path, count=301, **about) as job:
+    with recording(plugin_library, tmp_path, count="301", **about) as job:
         do_more(job)
         (path,) = tmp_path.glob("*.ring")
         with open_ring(path) as ring:

@@ -106,7 +106,7 @@ def held(path: Path, **claims: bytes | int) -> Iterator[int]:
 
 @contextmanager
 def recording(
-    library: Path, folder: Path, *before: str, count: int | None = None, **environment: str
+    library: Path, folder: Path, *before: str, count: str = "", **environment: str
 ) -> Iterator["subprocess.Popen[str]"]:
     """Run a rank that records through the real plugin; `before` stands before its command, such as unshare.
 
@@ -114,7 +114,7 @@ def recording(
     """
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("LOCKSTEP_", "SLURM_"))}
     reported = {"LOCKSTEP_RING_DIR": str(folder), "LOCKSTEP_DETAIL": "transfers", "LOCKSTEP_RING_MIB": "4"}
-    command = [*before, *_PLAY, str(library), *([] if count is None else [str(count)])]
+    command = [*before, *_PLAY, str(library), *([count] if count else [])]
     whose, pipe = {**ours, **reported, **environment}, subprocess.PIPE
     with subprocess.Popen(command, cwd=REPO, env=whose, stdin=pipe, stdout=pipe, text=True) as job:
         assert job.stdout is not None

@@ -174,8 +174,8 @@ def test_list_that_may_lack_a_nic_makes_none_gone_and_flows_are_those_of_the_nic
 def link(
     *, up: bool = True, downs: int | None = 5, ups: int | None = 6, enabled: bool = True, index: int = 2
 ) -> Link:
-    counts = {"carrier_downs": downs, "carrier_ups": ups}
-    return Link("eth0", index, up, enabled, operstate="up" if up else "down", has_device=True, **counts)
+    operstate = "up" if up else "down"
+    return Link("eth0", index, up, enabled, operstate, has_device=True, carrier_downs=downs, carrier_ups=ups)
 
 
 class Nic:

@@ -176,7 +176,7 @@ def test_rank_with_few_operations_is_sampled_more_often_and_left_as_it_was(
             return int(ring.status()["share"])
 
     for sampled, expected in ({}, WHOLE_SHARE // 2), ({"LOCKSTEP_SAMPLE": "0.02"}, 1_310):
-        with recording(plugin_library, folder, count=50, **RANK, LOCKSTEP_DETAIL="steps", **sampled) as job:
+        with recording(plugin_library, folder, count="50", **RANK, LOCKSTEP_DETAIL="steps", **sampled) as job:
             (path,) = folder.glob("*.ring")
             usual = share_of()
             with following(folder) as follower:
@@ -195,7 +195,7 @@ def test_rows_beyond_the_budget_are_only_counted_and_the_last_minutes_bring_them
 ) -> None:
     with (
         following(folder, budget=Budget(rows=100)) as follower,
-        recording(plugin_library, folder, count=500, **RANK) as job,
+        recording(plugin_library, folder, count="500", **RANK) as job,
     ):
         follower.read()
         for _ in range(3):  # in all they fit into the ring
@@ -255,7 +255,7 @@ def test_collector_that_was_away_catches_up_reading_by_reading_and_loses_nothing
 ) -> None:
     monkeypatch.setattr("collector.sources.nccl_rings.MOST_RECORDS", 1_000)
     with (
-        recording(plugin_library, folder, count=1_500, LOCKSTEP_RING_MIB="16", **RANK) as job,
+        recording(plugin_library, folder, count="1500", LOCKSTEP_RING_MIB="16", **RANK) as job,
         following(folder, budget=UNLIMITED) as follower,
     ):
         follower.read()

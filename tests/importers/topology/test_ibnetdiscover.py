@@ -53,11 +53,11 @@ FACTORY = "MT4123 ConnectX6   Mellanox Technologies"
 
 
 def test_switches_are_told_apart_by_place_or_guid_and_adapters_with_the_factory_s_name_by_guid_and_card() -> None:
-    for one, two, spines in (
+    for first, second, spines in (
         ("MF0;core:MCS8500/S01/U1", "MF0;core:MCS8500/S02/U1", {"core.S01.U1", "core.S02.U1"}),  # of one chassis
         ("Quantum", "Quantum", {"S-0000000000000b01", "S-0000000000000b02"}),
     ):
-        topology = read("ibnetdiscover", fabric_with((SPINE1, one), (SPINE2, two))).topology
+        topology = read("ibnetdiscover", fabric_with((SPINE1, first), (SPINE2, second))).topology
         assert set(tiers_of(topology)) == {"leaf1", "leaf2", *spines}
     imported = read("ibnetdiscover", fabric_with(*((f"n{n} mlx5_0", FACTORY) for n in (1, 2, 3, 4))))
     by_guid = re.sub(r"n(\d)/mlx5_0", r"H-0c42a1030012000\1/H-0c42a1030012000\1", " ".join(LINKS))

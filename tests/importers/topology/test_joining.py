@@ -95,7 +95,11 @@ def test_tree_adds_what_is_above_the_cables_and_may_not_contradict_them() -> Non
     assert complaint.startswith("n1 and rack1 are joined as topology.conf says, but no cable goes")
 
 
-def test_new_nic_gets_a_name_that_is_free_and_a_switch_without_hosts_no_tier() -> None:
+def test_names_are_free_and_can_be_held_unless_two_become_one_and_a_switch_without_hosts_has_no_tier() -> None:
+    imported = join(slurm("SwitchName=rack/1 Nodes=gke--a"))
+    assert links_of(imported.topology) == {"gke-a/nic0--rack.1"}
+    assert said(imported, "'gke--a' is called gke-a")
+    assert complaints(slurm("SwitchName=l Nodes=a--b,a-b")) == ["nodes 'a--b' and 'a-b' would both be called a-b"]
     cables = [SeenCable(End("h", "nic0"), End("l1", "p1"), "a"), SeenCable(End("l2", "p2"), End("h"), "a")]
     nodes = [SeenNode("h", "a", "host"), SeenNode("l1", "a", "switch"), SeenNode("l2", "a", "switch")]
     topology = join_surveys([Survey("a", nodes, cables)], JoinOptions()).topology
@@ -121,21 +125,14 @@ def test_two_descriptions_of_a_host_must_agree_and_gpus_make_it_one_though_it_fo
     assert said(imported, "n1 forwards like a switch, but is a host as n1.xml says: kept as that")
 
 
-def test_names_that_cannot_be_held_are_changed_unless_two_become_one() -> None:
-    imported = join(slurm("SwitchName=rack/1 Nodes=gke--a"))
-    assert links_of(imported.topology) == {"gke-a/nic0--rack.1"}
-    assert said(imported, "'gke--a' is called gke-a")
-    assert complaints(slurm("SwitchName=l Nodes=a--b,a-b")) == ["nodes 'a--b' and 'a-b' would both be called a-b"]
-    found = complaints(slurm("\n".join(f"SwitchName=s{number} Nodes=n[" for number in range(500))))
-    assert (len(found), found[-1]) == (101, "and 400 more"), "more than anybody reads"
-
-
 def test_routing_that_is_told_wins_two_need_a_word_and_our_own_topology_keeps_everything() -> None:
     assert join(ib(), options=JoinOptions(routing="adaptive")).topology.routing == "adaptive"
     assert not said(join(ib()), "ecmp is assumed")
     ours = ("lockstep", [source(dump_topology(leaf_spine(2, 1, 1, 1)), "ours.json")])
     assert complaints(ib(), ours) == ["routing is static and ecmp: --routing says which"]
     assert join(ib(), ours, options=JoinOptions(routing="ecmp")).topology.routing == "ecmp"
+    found = complaints(slurm("\n".join(f"SwitchName=s{number} Nodes=n[" for number in range(500))))
+    assert (len(found), found[-1]) == (101, "and 400 more"), "no more complaints than anybody reads"
     topology = dual_plane(hosts=2, leaves_per_plane=1, spines_per_plane=2)
     down = topology.links[0].model_copy(update={"up": False})
     topology = topology.model_copy(update={"links": (down, *topology.links[1:])})

@@ -81,17 +81,11 @@ def test_same_news_is_one_event_and_what_does_not_tell_when_is_counted() -> None
     assert (len(reading.rows["events"]), reading.unread) == (1, {TIMELESS: 2})
     old = [alert(fingerprint=""), alert(fingerprint=""), alert(labels={"gpu": "3"}, fingerprint="")]
     assert len(events(*old)) == 2, "an alert of an old release is known by its labels"
-
-
-def test_numbers_of_an_alert_grow_with_its_news() -> None:
-    news = [
-        alert(),
-        alert("resolved", endsAt="2024-05-01T08:00:00.123456789Z"),  # it ends as it begins
-        alert(startsAt="2024-05-01T08:00:01Z"),
-    ]
+    ends_at_once = alert("resolved", endsAt="2024-05-01T08:00:00.123456789Z")
+    news = [alert(), ends_at_once, alert(startsAt="2024-05-01T08:00:01Z")]
     told = [next(statements_of(check_notification("n", notification(one)))) for one in news]
     assert len({one.subject for one in told}) == 1
-    assert [one.number for one in told] == sorted({one.number for one in told})
+    assert [one.number for one in told] == sorted({one.number for one in told}), "they grow with its news"
 
 
 def test_garbage_is_refused_with_its_place() -> None:

@@ -74,7 +74,8 @@ def test_operations_are_counted_as_nccl_counts_them_and_those_of_unknown_size_or
         assert (row["func"], row["bytes"]) == (func, size)
     row = first(read(dump(entry(profiling_name="nccl:send 0->3", is_p2p=True, p2p_seq_id=12))), "collectives")
     assert (row["func"], row["peer"], row["seq"], row["seq_valid"]) == ("Send", 3, 12, False)
-    for sizes in ({"input_sizes": []}, {"input_dtypes": ["Quaternion"]}, {"input_sizes": [[-1]]}):
+    unknown: list[Told] = [{"input_sizes": []}, {"input_dtypes": ["Quaternion"]}, {"input_sizes": [[-1]]}]
+    for sizes in unknown:
         reading = read(dump(entry(**sizes)))
         assert "collectives" not in reading.rows
         assert reading.unread == {"operations were left out, because nobody can say how much they moved": 1}

@@ -46,12 +46,9 @@ def test_event_is_one_of_the_host_that_gpud_runs_on() -> None:
     }
 
 
-def test_severity_is_gpud_s_type_in_our_words() -> None:
+def test_severity_is_gpud_s_type_in_our_words_and_only_bad_states_are_events() -> None:
     severities = {"Fatal": "critical", "Critical": "error", "Info": "info", "New": "info"}
     assert [events(component(event(type=told)))[0]["severity"] for told in severities] == list(severities.values())
-
-
-def test_only_bad_states_are_events() -> None:
     states = [
         {"time": "2024-05-01T08:00:00Z", "name": "gpu", "health": health, "reason": "why", "error": "what"}
         for health in ("Healthy", "Unhealthy", "Degraded", "Initializing")

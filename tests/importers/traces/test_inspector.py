@@ -38,11 +38,6 @@ def read(*lines: Told) -> Reading:
     return sound(parse_inspector([("a1.log", as_lines(*lines))], "j"))
 
 
-def operation(told: Told) -> Told:
-    row: Told = read(told).tables()["collectives"].to_pylist()[0]
-    return row
-
-
 def test_plain_line_has_communicator_number_and_size_and_leaves_start_and_end_unknown() -> None:
     reading = read(line())
     (row,) = reading.tables()["collectives"].to_pylist()
@@ -54,12 +49,12 @@ def test_plain_line_has_communicator_number_and_size_and_leaves_start_and_end_un
     assert reading.unread == {UNTIMED: 1}
     # A channel without begin or end leaves both unknown.
     for channels in ([(T0_US, T0_US + 5), (T0_US, 0)], [(0, T0_US)], [(T0_US, T0_US - 1)], []):
-        row = operation(line(verbose(*channels, start=0)))
+        (row,) = read(line(verbose(*channels, start=0))).tables()["collectives"].to_pylist()
         assert (row["start_ns"], row["end_ns"], row["clock"]) == (None, None, "none")
         assert row["enqueue_ns"] == (T0_US + 650) * 1000, "no older than its dump says"
 
 
-def test_verbose_line_tells_when_the_first_channel_began_and_the_last_ended() -> None:
+def test_verbose_line_tells_when_the_first_channel_began_and_the_last_ended_also_of_a_send_to_a_peer() -> None:
     newer = {"coll_algo": "RING", "coll_proto": "LL", **verbose((T0_US + 20, T0_US + 270), (T0_US + 10, T0_US + 260))}
     reading = read(line(newer, inspector_output_format_version="v4.2"))
     row = reading.tables()["collectives"].to_pylist()[0]
@@ -67,14 +62,12 @@ def test_verbose_line_tells_when_the_first_channel_began_and_the_last_ended() ->
     assert (row["start_ns"], row["end_ns"]) == ((T0_US + 10) * 1000, (T0_US + 270) * 1000)
     assert (row["algo"], row["proto"]) == ("RING", "LL")
     assert not reading.unread
-
-
-def test_send_has_its_peer_and_a_number_that_must_not_be_compared() -> None:
-    told = line()
-    perf = {name.replace("coll", "p2p"): value for name, value in told.pop("coll_perf").items()}
+    send = line()
+    perf = {name.replace("coll", "p2p"): value for name, value in send.pop("coll_perf").items()}
     trace = {"p2p_start_ts": T0_US, "kernel_events": [{"kernel_start_ts": T0_US + 1, "kernel_stop_ts": T0_US + 2}]}
-    row = operation(told | {"p2p_perf": perf | {"p2p": "Send", "p2p_peer": 5, "event_trace_ts": trace}})
-    assert (row["func"], row["peer"], row["seq"], row["seq_valid"]) == ("Send", 5, 14, False)
+    reading = read(send | {"p2p_perf": perf | {"p2p": "Send", "p2p_peer": 5, "event_trace_ts": trace}})
+    (row,) = reading.tables()["collectives"].to_pylist()
+    assert (row["func"], row["peer"], row["seq"], row["seq_valid"]) == ("Send", 5, 14, False), "not to be compared"
     assert (row["enqueue_ns"], row["end_ns"]) == (T0_US * 1000, (T0_US + 2) * 1000)
 
 

@@ -39,14 +39,13 @@ def test_whole_trace_gives_its_headers_and_every_callback(tmp_path: Path) -> Non
     assert list(read_events(bare)) == [(1, event)], "of the rank in its first communicator"
 
 
-def test_compressed_and_plain_are_the_same_whatever_their_names(tmp_path: Path) -> None:
-    packed = TRACES / "K_toggle_n232.jsonl.xz"
-    (tmp_path / "renamed.jsonl").write_bytes(packed.read_bytes())
-    plain = write_lines(tmp_path / "plain.xz", read_lines(packed))
-    assert list(read_events(Trace(tmp_path / "renamed.jsonl"))) == list(read_events(Trace(plain)))
-
-
-def test_file_that_is_cut_or_damaged_is_refused(tmp_path: Path) -> None:
+def test_file_is_read_compressed_or_plain_whatever_its_name_and_one_that_is_cut_or_damaged_is_refused(
+    tmp_path: Path,
+) -> None:
+    small = TRACES / "K_toggle_n232.jsonl.xz"
+    (tmp_path / "renamed.jsonl").write_bytes(small.read_bytes())
+    plain_lines = write_lines(tmp_path / "plain.xz", read_lines(small))
+    assert list(read_events(Trace(tmp_path / "renamed.jsonl"))) == list(read_events(Trace(plain_lines)))
     path, packed = tmp_path / "t", (TRACES / "f_base.jsonl.xz").read_bytes()
     plain = write_lines(path, [ABOUT, HEADER, COLL]).read_bytes()
     two_lines = write_lines(path, [ABOUT, HEADER]).read_bytes()
