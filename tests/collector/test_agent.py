@@ -138,6 +138,10 @@ def test_everything_read_arrives_once_in_numbered_batches_with_heartbeats_until_
     assert set(gateway.all_of("agents", "dropped")) == {0}
     assert set(gateway.all_of("agents", "gateway")) == {f"127.0.0.1:{gateway.port}"}
     assert gateway.all_of("agents", "ended") == [False] * (len(gateway.received) - 1) + [True]
+    gateway.received.clear()
+    destination = GatewayClient(gateway.url, "token", "h0")
+    CollectorAgent("h0", [NumberedSource("a")], MemoryQueue(PLENTY), destination, HastyClock()).close()
+    assert (gateway.numbers, gateway.all_of("agents", "host")) == ([1], ["h0"]), "one that never started was there"
 
 
 @pytest.mark.parametrize("how", ["fails", "hangs"])

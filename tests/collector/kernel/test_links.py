@@ -24,7 +24,7 @@ from collector.kernel.netlink import (
     walk_attributes,
     walk_messages,
 )
-from tests.collector.sources.link_namespaces import Namespace
+from tests.collector.sources.link_namespaces import Namespace, joined_namespaces
 
 # linux/if_link.h, linux/if_addr.h, linux/rtnetlink.h
 IFNAME, LINK, OPERSTATE, LINKINFO, STATS64, CARRIER, UP_COUNT, DOWN_COUNT, PARENT = 3, 5, 16, 18, 23, 33, 47, 48, 56
@@ -85,7 +85,10 @@ def test_interface_is_up_with_carrier_and_no_state_against_it(
 
 
 def test_root_queue_is_decoded_and_others_are_not() -> None:
-    assert links.decode_root_queue(queue_message()) == (7, Queue(3000, 2, 4, 5, 6))
+    queue = Queue(backlog_bytes=3000, backlog_packets=2, drops=4, requeues=5, overlimits=6)
+    assert links.decode_root_queue(queue_message()) == (7, queue)
+    counted = {"backlog_bytes": 3000, "backlog_packets": 2, "drops": 4, "requeues": 5, "overlimits": 6}
+    assert queue.counters() == {f"qdisc_{name}": count for name, count in counted.items()}
     assert links.decode_root_queue(queue_message(parent=INGRESS)) is None
     assert links.decode_root_queue(queue_message(parent=0x10001)) is None
     assert links.decode_root_queue(queue_message(statistics=b"")) is None
@@ -162,6 +165,15 @@ def test_unknown_protocol_and_a_file_that_is_no_namespace_are_refused() -> None:
     assert refusal.value.errno == errno.EPROTONOSUPPORT
     with open(os.devnull) as file, pytest.raises(OSError, match="no such network namespace"):
         NetlinkSocket(NETLINK_ROUTE, namespace_fd=file.fileno())
+
+
+@pytest.mark.needs_root
+def test_another_namespace_is_asked_and_ours_is_not_left() -> None:
+    ours = os.readlink("/proc/thread-self/ns/net")
+    with joined_namespaces() as pair, closing(NetlinkSocket(NETLINK_ROUTE, namespace_fd=pair.there.fd)) as route:
+        assert "eth0" in names(route)
+        assert os.readlink("/proc/thread-self/ns/net") == ours
+        assert pair.there.run(os.readlink, "/proc/thread-self/ns/net") != ours
 
 
 @pytest.mark.needs_root

@@ -119,6 +119,9 @@ def test_ports_lead_over_the_planned_links_and_none_is_given_twice(lost: int) ->
         assert len(found) == WANTED
         assert {spine_of(port, 5201) for port in found} == {f"spine{spine}"}
         assert all(port in PORTS for port in found)
+    ends, through = (40_000, 5201), spine_of(40_000, 5201)
+    links = ("h0/eth0--leaf0", f"leaf0--{through}", f"leaf1--{through}", "h2/eth0--leaf1")
+    assert prober(FABRIC).find_paths("eth0", "h2", "eth0", [ends]) == {ends: links}
     finder = PortFinder(prober(FABRIC), seed=1, ports=range(40_000, 41_000))
     given = [port for _ in range(20) for port in finder.find("eth0", "h2", "eth0", 5201, ["leaf0--spine0"])]
     assert len(given) == len(set(given)) == 20 * WANTED

@@ -133,6 +133,7 @@ def test_port_whose_state_has_two_series_or_is_served_as_down_is_down() -> None:
     for texts in (("UP", "DOWN"), ("DOWN", "UP")):  # gnmic keeps the series of the former text for a while
         text = GNMIC.replace(state, "\n".join(state.replace("UP", word) for word in texts))
         assert only_row(text, "gnmic_openconfig").up is False
+    assert only_row(SNMP.rstrip()[:-1] + "2\n", "snmp_if_mib", switch="s").up is False
     down = INFINIBAND + 'infiniband_switch_port_state{guid="0x506b4b03005c2740",port="35"} 0\n'
     row = only_row(down, "infiniband_exporter")
     assert (row.up, row.speed_mbps) == (False, None)

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from collector.sources.kernel_log import MAX_ALIKE, KernelLogSource, Timeline
 from lockstep.arrow import schema_of
+from lockstep.clock import SystemClock
 from lockstep.errors import NotPresent
 from lockstep.tables import TABLE_BY_NAME
 from tests.builders import SECOND, T0
@@ -210,6 +211,19 @@ def test_clock_that_is_set_moves_later_events_by_as_much_and_loses_none(host: Ho
     host.say(record(2, 1_001.5))
     assert seconds_of(host.read(after_s=1, step_s=step_s)) == [1_001.5 + step_s]
     assert host.watermark_ns == T0 + (2 + step_s) * SECOND
+
+
+@pytest.mark.needs_root
+def test_this_host_s_own_log_is_read_to_its_end_without_an_error() -> None:
+    clock = SystemClock()
+    with closing(KernelLogSource("h0")) as source:
+        if not Path("/dev/kmsg").exists():  # a container may have none, which the source has to say
+            with pytest.raises(NotPresent):
+                source.read(clock.now_ns(), ())
+            return
+        watermarks_ns = [source.read(clock.now_ns(), ()).watermark_ns for _ in range(20)]  # a full log takes several
+    assert source.read_errors == 0
+    assert watermarks_ns[-1] > watermarks_ns[0]
 
 
 @pytest.mark.parametrize(("boot", "expected"), [("first", [3]), ("second", [1, 2, 3])])
