@@ -159,7 +159,7 @@ def test_kernel_out_of_a_graph_is_marked_and_an_old_trace_has_unix_time() -> Non
     ("data", "sentence"),
     [
         (b"", "t.json: ends too early"),
-        (b'{"traceEvents": []}', "t.json: distributedInfo is missing"),
+        *((empty, "t.json: distributedInfo is missing") for empty in (b"{}", b'{"traceEvents": []}')),
         (b"garbage", "t.json: is no JSON object, as traces of PyTorch are"),
         (b"[1]", "t.json: is no JSON object, as traces of PyTorch are"),
         (b'{"traceEvents": 3}', "t.json: traceEvents is no list"),
