@@ -88,21 +88,20 @@ def test_token_is_that_of_this_host_and_may_send(tmp_path: Path) -> None:
         assert said("").state == "failed"
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"server": f"http://{NOBODY}"}, f"http://{NOBODY} does not answer"),
+def test_head_node_that_cannot_be_asked_and_a_source_that_is_missing_are_one_sentence(tmp_path: Path) -> None:
+    nobody = {"server": f"http://{NOBODY}"}
+    for settings, sentence in (
+        (nobody, f"http://{NOBODY} does not answer"),
         ({"server": "head:8642"}, "head:8642 does not answer"),
-        ({"server": f"http://{NOBODY}", "ca_file": "/no/such"}, "cannot read authorities from /no/such"),
-        ({"server": f"http://{NOBODY}", "token_file": "/no/such"}, "cannot read the host's token from /no/such"),
-    ],
-)
-def test_head_node_that_cannot_be_asked_is_one_sentence(
-    tmp_path: Path, settings: dict[str, object], sentence: str
-) -> None:
-    (failed,) = look(tmp_path, **settings)["head"]
-    assert failed.state == "failed"
-    assert sentence in failed.message
+        (nobody | {"ca_file": "/no/such"}, "cannot read authorities from /no/such"),
+        (nobody | {"token_file": "/no/such"}, "cannot read the host's token from /no/such"),
+    ):
+        (failed,) = look(tmp_path, **settings)["head"]
+        assert failed.state == "failed"
+        assert sentence in failed.message
+    assert {name for name, _ in SOURCES} - {"nccl_rings", "fabric"} == set(_LOST)
+    (found,) = look(tmp_path, sources=("probes",))["probes"]
+    assert found == Check("probes", "missing", f"collector.probes is off; without it: {_LOST['probes']}")
 
 
 def test_collector_that_runs_is_asked_how_it_is(tmp_path: Path) -> None:
@@ -117,7 +116,9 @@ def test_collector_that_runs_is_asked_how_it_is(tmp_path: Path) -> None:
     assert look(tmp_path, server=f"http://{NOBODY}")["collector"][0].state == "missing"
 
 
-def test_ranks_that_record_are_counted_and_those_that_use_nccl_without_the_plugin_are_named(tmp_path: Path) -> None:
+def test_ranks_that_record_are_counted_and_left_as_they_are_and_those_without_the_plugin_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rings = tmp_path / "dev/shm/lockstep"
     rings.mkdir(parents=True)
     assert "no process of this host uses NCCL now" in look(tmp_path)["plugin"][0].message
@@ -129,24 +130,14 @@ def test_ranks_that_record_are_counted_and_those_that_use_nccl_without_the_plugi
     assert (torn.state, bare.state) == ("failed", "failed")
     assert torn.message.startswith("1 ring files cannot be read: ")
     assert bare.message.startswith("1 processes use NCCL and record nothing: pid 7: ")
-
-
-def test_ring_that_is_held_is_counted_by_its_job_and_left_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "dev/shm/lockstep").mkdir(parents=True)
-    ring = forge(tmp_path / "dev/shm/lockstep/rank.ring")
+    (rings / "torn.ring").unlink()
+    ring = forge(rings / "rank.ring")
     before = ring.read_bytes()
     monkeypatch.setattr("collector.nccl.ringfile.RingFile.owner", lambda _: 4711)  # it would take a process
-    (found,) = look(tmp_path)["plugin"]
-    assert found == Check("plugin", "ok", "job train: 1 ranks record, NCCL 2.28.9, plugin 0.1.0")
+    assert look(tmp_path)["plugin"][0] == Check(
+        "plugin", "ok", "job train: 1 ranks record, NCCL 2.28.9, plugin 0.1.0"
+    )
     assert ring.read_bytes() == before
-
-
-def test_source_that_is_missing_says_what_verdicts_go_without(tmp_path: Path) -> None:
-    assert {name for name, _ in SOURCES} - {"nccl_rings", "fabric"} == set(_LOST)
-    (found,) = look(tmp_path, sources=("probes",))["probes"]
-    assert found == Check("probes", "missing", f"collector.probes is off; without it: {_LOST['probes']}")
 
 
 # --- a host joins with a token of many, reports with one of its own, and leaves nothing behind when it leaves ---
@@ -172,9 +163,16 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "host"
 
 
-def test_host_joins_reports_and_leaves(api: Api, head: Server, root: Path) -> None:
+def test_host_joins_once_reports_and_leaves_whatever_umask_root_has(api: Api, head: Server, root: Path) -> None:
+    with pytest.raises(NotPresent, match=r"this host has not joined: there is no .*collector.token"):
+        list(leave(root))
     commands: list[list[str]] = []
-    steps = list(join(head, "gpu-07", None, root, commands.append))
+    before = os.umask(0o077)
+    try:
+        steps = list(join(head, "gpu-07", None, root, commands.append))
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE((root / path).stat().st_mode) for path in (SETTINGS, TOKEN)] == [0o644, 0o600]
     assert [step.partition(";")[0].partition(" in ")[0] for step in steps] == [
         f"{head.url} knows gpu-07 now",
         "settings are",
@@ -186,7 +184,8 @@ def test_host_joins_reports_and_leaves(api: Api, head: Server, root: Path) -> No
     token = find_token(api.parts.control, secret)
     assert token is not None
     assert (token.scope, token.host, token.name) == ("ingest", "gpu-07", "gpu-07, by rack 7")
-    assert stat.S_IMODE((root / TOKEN).stat().st_mode) == 0o600
+    with pytest.raises(BadInput, match=r"has a token already, .*: `lockstep host leave` gives it back"):
+        list(join(head, "gpu-07", None, root, lambda _: None))
     settings = f"LOCKSTEP_COLLECTOR_SERVER={head.url}\nLOCKSTEP_COLLECTOR_HOST=gpu-07\n"
     assert (root / SETTINGS).read_text() == settings
     assert "ExecStart=/opt/lockstep/bin/lockstep collect" in (root / UNIT_FILE).read_text()
@@ -203,6 +202,10 @@ def test_host_joins_reports_and_leaves(api: Api, head: Server, root: Path) -> No
         ("rack 7", "joined"),
     ]
     list(join(head, "gpu-07", None, root, commands.append))  # and may come again
+    (root / SETTINGS).write_text("# emptied\n")
+    with pytest.raises(BadInput, match="does not say LOCKSTEP_COLLECTOR_SERVER"):
+        list(leave(root, lambda _: None))
+    assert (root / TOKEN).exists(), "kept where nobody can be told of the leave"
 
 
 def test_join_token_speaks_for_no_host_that_has_joined_nor_for_one_outside_its_list(
@@ -223,41 +226,13 @@ def test_join_token_speaks_for_no_host_that_has_joined_nor_for_one_outside_its_l
         list(join(head, "gpu-08", None, tmp_path / "thief", lambda _: None))
 
 
-def test_host_that_has_joined_asks_for_no_second_token_and_one_that_has_not_cannot_leave(
-    head: Server, root: Path
+def test_without_systemd_files_are_written_and_nothing_is_started_and_a_tool_that_fails_says_why(
+    head: Server, tmp_path: Path
 ) -> None:
-    with pytest.raises(NotPresent, match=r"this host has not joined: there is no .*collector.token"):
-        list(leave(root))
-    list(join(head, "gpu-07", None, root, lambda _: None))
-    with pytest.raises(BadInput, match=r"has a token already, .*: `lockstep host leave` gives it back"):
-        list(join(head, "gpu-07", None, root, lambda _: None))
-
-
-def test_without_systemd_files_are_written_and_nothing_is_started(head: Server, tmp_path: Path) -> None:
     ca_file = tmp_path / "ca.pem"
     steps = list(join(head, "gpu-07", ca_file, tmp_path / "bare", lambda _: pytest.fail("nothing to run")))
     assert steps[-1].startswith("no systemd here")
     assert f"LOCKSTEP_COLLECTOR_CA_FILE={ca_file}\n" in (tmp_path / "bare" / SETTINGS).read_text()
-
-
-def test_settings_can_be_read_whatever_umask_root_has(head: Server, root: Path) -> None:
-    before = os.umask(0o077)
-    try:
-        list(join(head, "gpu-07", None, root, lambda _: None))
-    finally:
-        os.umask(before)
-    assert [stat.S_IMODE((root / path).stat().st_mode) for path in (SETTINGS, TOKEN)] == [0o644, 0o600]
-
-
-def test_token_is_kept_where_nobody_can_be_told_of_the_leave(head: Server, root: Path) -> None:
-    list(join(head, "gpu-07", None, root, lambda _: None))
-    (root / SETTINGS).write_text("# emptied\n")
-    with pytest.raises(BadInput, match="does not say LOCKSTEP_COLLECTOR_SERVER"):
-        list(leave(root, lambda _: None))
-    assert (root / TOKEN).exists()
-
-
-def test_tool_that_fails_says_why() -> None:
     run_tool(["true"])
     with pytest.raises(BadInput, match=r"^false: ended with 1$"):
         run_tool(["false"])

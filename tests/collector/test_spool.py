@@ -40,50 +40,36 @@ def drain(spool: Spool) -> list[Batch]:
     return taken
 
 
-def test_what_was_packed_before_a_kill_is_sent_after_it_in_order(tmp_path: Path) -> None:
-    before = [batch(number) for number in range(1, 4)]
+def test_what_was_packed_before_a_kill_is_sent_in_order_and_sources_go_on_behind_it_sent_or_not(
+    tmp_path: Path,
+) -> None:
+    before, after = ([batch(number, boot=boot) for number in (1, 2, 3)] for boot in (BOOT, LATER))
     with opened(tmp_path) as spool:
+        assert spool.checkpoints == {}
         for one in before:
             spool.put(one)
         spool.remove(before[0])
-    after = [batch(number, boot=LATER) for number in range(1, 3)]
     with opened(tmp_path) as spool:
-        for one in after:
-            spool.put(one)
-        assert drain(spool) == before[1:] + after
+        assert spool.checkpoints == {"kernel_log": b"3"}
+        spool.put(after[0])
+        assert drain(spool) == [*before[1:], after[0]]
         assert (spool.bytes, spool.dropped_rows) == (0, 0)
-
-
-def test_sources_go_on_behind_the_last_batch_that_was_packed_sent_or_not(tmp_path: Path) -> None:
     with opened(tmp_path) as spool:
-        assert spool.checkpoints == {}
-        for number in (1, 2):
-            spool.put(batch(number))
-    with opened(tmp_path) as spool:
-        assert spool.checkpoints == {"kernel_log": b"2"}
-        drain(spool)
-    with opened(tmp_path) as spool:
-        assert (spool.checkpoints, spool.first()) == ({"kernel_log": b"2"}, None)
-        spool.put(batch(1, boot=LATER))
-    with opened(tmp_path) as spool:
+        assert spool.first() is None
         assert spool.checkpoints == {"kernel_log": b"1"}, "the later start counts, whatever its boot is called"
-        drain(spool)
     assert [len(list(tmp_path.glob(kind))) for kind in ("*.batch", "*.sent")] == [0, 1]
 
 
-def test_full_spool_drops_the_oldest_and_counts_its_rows(tmp_path: Path) -> None:
-    with opened(tmp_path, max_bytes=5_000) as spool:
+def test_dropped_and_refused_batches_are_counted_and_one_that_is_just_sent_is_not_mistaken_for_another(
+    tmp_path: Path,
+) -> None:
+    with opened(tmp_path / "full", max_bytes=5_000) as spool:
         for number in range(1, 11):
             spool.put(batch(number, size=1_000, rows=3))
         left = [one.number for one in drain(spool)]
-        assert left == list(range(11 - len(left), 11))
+        assert left == list(range(11 - len(left), 11)), "the oldest go first"
         assert 0 < len(left) < 5
         assert spool.dropped_rows == 3 * (10 - len(left))
-
-
-def test_batch_dropped_while_it_is_sent_is_not_mistaken_for_another_and_a_refused_one_is_counted(
-    tmp_path: Path,
-) -> None:
     with opened(tmp_path, max_bytes=1_500) as spool:
         slow, refused, kept = batch(1, size=1_000), batch(2, size=1_000, rows=4), batch(3)
         spool.put(slow)
@@ -161,6 +147,13 @@ def test_full_disk_sends_batches_to_memory_and_back_when_there_is_room(small_dis
         assert drain(spool) == packed
         spool.put(batch(9, size=sizes))
         assert len(list(small_disk.glob("*.batch"))) == 1
+        assert [one.number for one in drain(spool)] == [9]
+    with opened(small_disk, memory_bytes=1_000) as spool:  # memory is bounded too
+        fill(small_disk / "ballast")
+        for number in range(1, 21):
+            spool.put(batch(number, size=100))
+        assert spool.dropped_rows == 10
+        assert [one.number for one in drain(spool)] == list(range(11, 21))
 
 
 @pytest.mark.needs_root
@@ -199,13 +192,3 @@ def fill(file: Path) -> None:
                 out.write(b"\0" * 4096)
         except OSError:
             return
-
-
-@pytest.mark.needs_root
-def test_memory_is_bounded_too(small_disk: Path) -> None:
-    with opened(small_disk, memory_bytes=1_000) as spool:
-        fill(small_disk / "ballast")
-        for number in range(1, 21):
-            spool.put(batch(number, size=100))
-        assert spool.dropped_rows == 10
-        assert [one.number for one in drain(spool)] == list(range(11, 21))

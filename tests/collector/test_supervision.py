@@ -28,10 +28,7 @@ def report(tail: tuple[str, ...] = ()) -> RunReport:
 @pytest.mark.parametrize(
     ("output", "told"),
     [
-        (
-            f"{BEGIN}{FRAME}torch.OutOfMemoryError: CUDA out of memory.\n",
-            "torch.OutOfMemoryError: CUDA out of memory.",
-        ),
+        (f"{BEGIN}{FRAME}torch.OutOfMemoryError: CUDA.\n", "torch.OutOfMemoryError: CUDA."),
         (f"{BEGIN}{FRAME}KeyboardInterrupt\n", "KeyboardInterrupt"),
         (f"{BEGIN}{FRAME}RuntimeError: one\ntwo\nthree\n", "RuntimeError: one"),
         (f"{BEGIN}{FRAME}KeyError: 1\n\nDuring handling of it:\n\n{BEGIN}{FRAME}OSError: disk\n", "OSError: disk"),
@@ -42,13 +39,8 @@ def report(tail: tuple[str, ...] = ()) -> RunReport:
 )
 def test_exception_is_that_of_the_last_traceback(output: str, told: str) -> None:
     assert str(find_exception(output.encode())) == told
-
-
-@pytest.mark.parametrize(
-    "output", ["", "ValueError: no loss\n", BEGIN, BEGIN + FRAME, f"{BEGIN}{FRAME}not a class!\n"]
-)
-def test_without_a_whole_traceback_there_is_no_exception(output: str) -> None:
-    assert find_exception(output.encode()) is None
+    for cut in ("", "ValueError: no loss\n", BEGIN, BEGIN + FRAME, f"{BEGIN}{FRAME}not a class!\n"):
+        assert find_exception(cut.encode()) is None
 
 
 def test_last_lines_are_cut_cleaned_and_twenty_at_most() -> None:

@@ -25,7 +25,16 @@ def test_the_binary_on_pypi_says_what_the_golden_data_says(release: str) -> None
     assert read == facts_file(release).read_text(encoding="utf-8")
 
 
-def test_a_wheel_that_cannot_be_had_is_said_with_pips_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_library_is_kept_and_only_for_the_block_and_a_wheel_that_cannot_be_had_is_said_in_pips_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(read_dwarf, "_download", small_wheel)
+        with downloaded_library("2.32.3") as library:
+            folder = Path(str(library).removesuffix(LIBRARY))
+            assert library.read_bytes() == b"ELF"
+            assert [file for file in folder.rglob("*") if file.is_file()] == [library]
+        assert not folder.exists()
     pip = ("sh", "-c", 'echo searching >&2; echo "ERROR: No matching distribution found for $3" >&2; exit 1', "pip")
     monkeypatch.setattr(read_dwarf, "PIP_DOWNLOAD", pip)
     twice = "; ".join(f"ERROR: No matching distribution found for nvidia-nccl-cu{cuda}==2.32.3" for cuda in (13, 12))
@@ -40,13 +49,3 @@ def small_wheel(release: str, folder: Path) -> Path:
         archive.writestr(LIBRARY, b"ELF")
         archive.writestr("nvidia/nccl/include/nccl.h", b"not kept")
     return wheel
-
-
-def test_only_the_library_is_kept_and_only_for_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_dwarf, "_download", small_wheel)
-
-    with downloaded_library("2.32.3") as library:
-        folder = Path(str(library).removesuffix(LIBRARY))
-        assert library.read_bytes() == b"ELF"
-        assert [file for file in folder.rglob("*") if file.is_file()] == [library]
-    assert not folder.exists()

@@ -40,19 +40,15 @@ def ring_path(tmp_path_factory: pytest.TempPathFactory, plugin_library: Path) ->
     return path
 
 
-# --- what it is told ---
-
-
-def test_every_part_runs_unless_one_is_named_that_exists(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_part_runs_unless_one_is_named_that_exists_and_every_setting_that_is_given_is_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     kit = module("kit")
     assert kit.read_arguments([]).part is None
     assert kit.read_arguments(["--part", "load", "--part", "traces"]).part == ["load", "traces"]
     with pytest.raises(SystemExit):
         kit.read_arguments(["--part", "everything"])
     assert "invalid choice: 'everything'" in capsys.readouterr().err
-
-
-def test_every_setting_that_the_kit_gives_is_one_that_is_read() -> None:
     given = {name for path in KIT.glob("*.py") for name in re.findall(r'"(LOCKSTEP_\w+)"', path.read_text())}
     sources = [*KIT.parent.glob("*.c"), *KIT.glob("*.c"), *(REPO / "tests/testbed/softverbs").glob("*.c")]
     read = {name for path in sources for name in re.findall(r'"(LOCKSTEP_\w+)"', path.read_text())}
@@ -64,7 +60,7 @@ def test_every_setting_that_the_kit_gives_is_one_that_is_read() -> None:
 
 def test_every_word_of_the_plans_is_one_that_the_rank_program_plays(tmp_path: Path) -> None:
     overhead, kit, traces = module("overhead"), module("kit"), module("traces")
-    experiment = experiment_of(["none"])
+    experiment = overhead.Experiment("", [overhead.Side("none", None, {})], [overhead.Configuration("", "none")], ())
     planned = overhead.words_of(experiment, {"none": Path("libnccl.so.2")}, 0, tmp_path, pair=0, rounds=1)
     planned += [*kit.MIXED_WORDS, "train=1:2:3:4:5"]
     planned += [scenario.word for scenario in traces.SCENARIOS if scenario.word]
@@ -72,17 +68,16 @@ def test_every_word_of_the_plans_is_one_that_the_rank_program_plays(tmp_path: Pa
     assert {word.partition("=")[0] for word in planned} - known == set()
 
 
-# --- what a plugin costs ---
-
-
-def experiment_of(names: list[str]) -> object:
+def experiment_of(names: str) -> object:
     overhead = module("overhead")
     sides = [overhead.Side(name, None, {}) for name in names]
     return overhead.Experiment("", sides, [overhead.Configuration(f"with {name}", name) for name in names], ())
 
 
-def test_all_ranks_visit_every_configuration_once_a_round_in_the_same_order_of_its_own(tmp_path: Path) -> None:
-    overhead, experiment = module("overhead"), experiment_of(["a", "b", "c", "d", "e"])
+def test_all_ranks_visit_every_configuration_once_a_round_in_the_same_order_of_its_own(
+    tmp_path: Path, plugin_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overhead, experiment = module("overhead"), experiment_of("abcde")
     libraries = {name: tmp_path / name for name in "abcde"}
     words, others = (overhead.words_of(experiment, libraries, rank, tmp_path, pair=1, rounds=4) for rank in (0, 1))
     used = [word.removeprefix("use=") for word in words if word.startswith("use=")]
@@ -90,26 +85,25 @@ def test_all_ranks_visit_every_configuration_once_a_round_in_the_same_order_of_i
     assert words == others
     assert {"".join(sorted(visited)) for visited in rounds} == {"abcde"}
     assert len(set(rounds)) == 4
-
-
-def lines_of_rank(rounds: list[str], us_of_side: dict[str, float]) -> list[dict[str, object]]:
-    us_of_visit = [(side, us_of_side[side] + number) for number, sides in enumerate(rounds) for side in sides]
-    sizes = module("overhead").CALLS_BY_BYTES
-    return [{"side": side, "bytes": size, "us": us} for side, us in us_of_visit for size in sizes]
-
-
-def orders_of(rounds: list[str]) -> list[list[object]]:
-    configuration = module("overhead").Configuration
-    return [[configuration(f"with {side}", side) for side in sides] for sides in rounds]
+    monkeypatch.setattr(overhead, "PLUGIN", plugin_library)
+    beside = overhead.plan_beside(tmp_path, {"example": tmp_path / "example.so"})
+    visits = Counter(configuration.side for configuration in beside.configurations)
+    assert visits == dict.fromkeys((side.name for side in beside.sides), 1), "no copy is warmer"
 
 
 def test_samples_are_the_slowest_ranks_in_the_planned_order_without_the_first_round() -> None:
-    overhead, rounds = module("overhead"), ["ab", "ba", "ab"]
-    lines = [lines_of_rank(rounds, {"a": 10, "b": 30}), lines_of_rank(rounds, {"a": 11, "b": 20})]
-    samples = overhead.collect_samples(lines, orders_of(rounds))
+    overhead = module("overhead")
+
+    def rank(rounds: list[str], **us_of_side: float) -> list[dict[str, object]]:
+        visits = [(side, us_of_side[side] + number) for number, sides in enumerate(rounds) for side in sides]
+        return [{"side": side, "bytes": size, "us": us} for side, us in visits for size in overhead.CALLS_BY_BYTES]
+
+    rounds = ["ab", "ba", "ab"]
+    orders = [[overhead.Configuration(f"with {side}", side) for side in sides] for sides in rounds]
+    samples = overhead.collect_samples([rank(rounds, a=10, b=30), rank(rounds, a=11, b=20)], orders)
     assert samples[8] == {"with a": [12.0, 13.0], "with b": [31.0, 32.0]}
     with pytest.raises(AssertionError):
-        overhead.collect_samples([lines_of_rank(["ba"], {"a": 10, "b": 30})], orders_of(["ab"]))
+        overhead.collect_samples([rank(["ba"], a=10, b=30)], orders[:1])
 
 
 def test_interval_holds_the_true_cost_and_processes_that_differ_widen_it_and_a_machine_that_slows_down_does_not(
@@ -145,19 +139,6 @@ def test_table_compares_with_the_mean_of_the_copies_without_a_plugin() -> None:
     ]
 
 
-def test_copies_are_visited_equally_often_so_that_none_is_warmer(
-    tmp_path: Path, plugin_library: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    overhead = module("overhead")
-    monkeypatch.setattr(overhead, "PLUGIN", plugin_library)
-    experiment = overhead.plan_beside(tmp_path, {"example": tmp_path / "example.so"})
-    visits = Counter(configuration.side for configuration in experiment.configurations)
-    assert visits == dict.fromkeys((side.name for side in experiment.sides), 1)
-
-
-# --- what a ring file says ---
-
-
 def test_words_and_structs_of_kit_and_trace_are_those_of_the_ring_file() -> None:
     pairs = [(FUNCS, wire.FUNCS), (DTYPES, wire.DTYPES), (ALGOS, wire.ALGOS), (PROTOS, wire.PROTOS)]
     assert [tuple(word or "" for word in ours) for ours, _ in pairs] == [theirs for _, theirs in pairs]
@@ -190,9 +171,6 @@ def test_load_test_names_calls_and_levels_that_were_not_asked_for_and_half_a_fil
     (tmp_path / "half.ring").write_bytes(ring_path.read_bytes()[:100_000])
     with pytest.raises(rings.NotARing, match="100000"):
         rings.read_ring(tmp_path / "half.ring")
-
-
-# --- what a trace says ---
 
 
 def test_trace_names_every_callback_with_its_parent_and_its_stop(ring_path: Path) -> None:
@@ -240,42 +218,20 @@ def test_recorded_cases_are_drawn_from_a_seed_with_half_of_the_families_kept_asi
         assert all(f"h{case.rank}" in part["component"] or part["component"] == f"rank:{case.rank}" for part in truth)
 
 
-def start_of(number: int, kind: str, ts: int, **parent: int) -> Event:
-    return {"h": number, "ts": ts, "ev": "start", "type": kind, **parent}
+def event(number: int, kind: str, ts: int, ev: str = "start", **parent: int) -> Event:
+    return {"h": number, "ts": ts, "ev": ev, "type": kind, **parent}
 
 
-def stop_of(number: int, kind: str, ts: int) -> Event:
-    return {"h": number, "ts": ts, "ev": "stop", "type": kind}
-
-
-CALL = start_of(1, "CollApi", 10)
-
-
-@pytest.mark.parametrize(
-    ("events", "begin", "kept"),
-    [
-        (
-            [
-                *(CALL, start_of(2, "Coll", 11, parent=1), start_of(3, "CollApi", 20)),
-                *(start_of(4, "ProxyOp", 25, parent=2), stop_of(4, "ProxyOp", 30)),
-            ],
-            10,
-            [(1, 10), (2, 11), (4, 25), (4, 30)],
-        ),
-        (
-            [CALL, start_of(2, "Coll", 50, parent=1), start_of(3, "ProxyOp", 51, parent=2)],
-            45,
-            [(1, 10), (2, 50), (3, 51)],
-        ),
-        ([CALL, stop_of(1, "CollApi", 12), stop_of(1, "CollApi", 99)], 10, [(1, 10), (1, 12)]),
-    ],
-    ids=["what a call caused, also after its end", "the call that captured a replayed graph", "no second stop"],
-)
-def test_cut_keeps_what_belongs_together(events: list[Event], begin: int, kept: list[tuple[int, int]]) -> None:
-    assert [(event["h"], event["ts"]) for event in cut_events(events, begin, begin + 10)] == kept
-
-
-# --- the network ---
+def test_cut_keeps_what_belongs_together() -> None:
+    call, coll = event(1, "CollApi", 10), event(2, "Coll", 11, parent=1)
+    sends = [event(4, "ProxyOp", 25, parent=2), event(4, "ProxyOp", 30, "stop")]
+    caused = cut_events([call, coll, event(3, "CollApi", 20), *sends], 10, 20)
+    replayed = cut_events([call, event(2, "Coll", 50, parent=1), event(3, "ProxyOp", 51, parent=2)], 45, 55)
+    stopped = cut_events([call, *(event(1, "CollApi", ts, "stop") for ts in (12, 99))], 10, 20)
+    kept = [[(one["h"], one["ts"]) for one in cut] for cut in (caused, replayed, stopped)]
+    assert kept[0] == [(1, 10), (2, 11), (4, 25), (4, 30)], "what a call caused, also after its end"
+    assert kept[1] == [(1, 10), (2, 50), (3, 51)], "the call that captured a replayed graph"
+    assert kept[2] == [(1, 10), (1, 12)], "no second stop"
 
 
 @pytest.mark.needs_root

@@ -29,11 +29,10 @@ op 0 AllReduce RING 4096 1 -1
 
 def run(built: Path, folder: Path, job: str, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "rank0.job").write_text(job)
-    command = [str(built / "worker"), str(built / "liblockstep-nccl.so"), str(folder), "0"]
+    limited = options or ("--limit-s", "20")
+    command: list[str | Path] = [built / "worker", built / "liblockstep-nccl.so", folder, "0", *limited]
     environment = os.environ | {"LOCKSTEP_RING_DIR": str(folder)}
-    return subprocess.run(
-        [*command, *(options or ("--limit-s", "20"))], capture_output=True, text=True, input="", env=environment
-    )
+    return subprocess.run(command, capture_output=True, text=True, input="", env=environment)
 
 
 def test_rank_alone_computes_and_leaves_when_its_input_ends_and_half_a_command_or_job_is_refused(
@@ -50,23 +49,23 @@ def test_rank_alone_computes_and_leaves_when_its_input_ends_and_half_a_command_o
     assert "lacks rank, nic, sizes, or what a step is" in without_steps.stderr
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "dance",
-        "rank 3 2",
-        "host 1 h1",
-        "comm 2b other 1",
-        "compute -1 0 sleep",
-        "compute 1 0 dance",
-        "op 0 AllReduce RING 0 1 -1",
-        "op 1 AllReduce RING 8 1 -1",
-        "op 0 AllToAll RING 8 1 -1",
-        "op 0 Send RING 8 1 0",
-        "op 0 AllReduce RING 8 99 -1",
-        "with 0 AllReduce RING 8",
-    ],
-)
+SENSELESS = """\
+dance
+rank 3 2
+host 1 h1
+comm 2b other 1
+compute -1 0 sleep
+compute 1 0 dance
+op 0 AllReduce RING 0 1 -1
+op 1 AllReduce RING 8 1 -1
+op 0 AllToAll RING 8 1 -1
+op 0 Send RING 8 1 0
+op 0 AllReduce RING 8 99 -1
+with 0 AllReduce RING 8
+"""
+
+
+@pytest.mark.parametrize("line", SENSELESS.splitlines())
 def test_line_that_makes_no_sense_is_refused_with_its_number(built: Path, tmp_path: Path, line: str) -> None:
     done = run(built, tmp_path, ALONE.format(steps=1, how="sleep") + line + "\n")
 

@@ -25,11 +25,8 @@ ME = os.getuid()
 
 
 def content(root: Path, name: str, uid: int = ME) -> bytes:
-    descriptor = open_log(root / "home", root, name, uid)
-    try:
-        return os.read(descriptor, 100)
-    finally:
-        os.close(descriptor)
+    with os.fdopen(open_log(root / "home", root, name, uid), "rb") as log:
+        return log.read()
 
 
 @pytest.fixture
@@ -81,42 +78,31 @@ def test_nothing_leads_out_or_to_what_is_no_file_of_its_user_and_no_descriptor_s
     assert len(open_descriptors()) == before
 
 
-class Tail:
-    """A file that grows, and its reader."""
-
-    def __init__(self, file: Path) -> None:
-        self.file, self.tail = file, LogTail()
-
-    def read(self, limit: int = 1 << 20) -> list[bytes]:
-        descriptor = os.open(self.file, os.O_RDONLY)
-        try:
-            return self.tail.read(descriptor, limit)
-        finally:
-            os.close(descriptor)
+def read_file(tail: LogTail, file: Path, limit: int = 1 << 20) -> list[bytes]:
+    with file.open("rb") as log:
+        return tail.read(log.fileno(), limit)
 
 
-def test_only_whole_new_lines_are_read_and_a_log_that_was_cut_or_replaced_from_its_beginning(tmp_path: Path) -> None:
-    tail = Tail(tmp_path / "log")
-    tail.file.write_bytes(b"one\ntw")
-    assert [tail.read(), tail.read()] == [[b"one"], []]
-    tail.file.write_bytes(b"one\ntwo\nthree\n")
-    assert tail.read() == [b"two", b"three"]
-    tail.file.write_bytes(b"new\n")
-    assert tail.read() == [b"new"]
-    (tmp_path / "next").write_bytes(b"another\nfile\n")
-    (tmp_path / "next").rename(tail.file)
-    assert tail.read() == [b"another", b"file"]
-
-
-def test_long_log_comes_in_pieces_and_loses_nothing(tmp_path: Path) -> None:
-    tail = Tail(tmp_path / "log")
-    lines = [b"line %d" % number for number in range(2_000)]
-    tail.file.write_bytes(b"\n".join(lines) + b"\n")
+def test_only_whole_new_lines_are_read_piece_by_piece_and_a_log_that_was_cut_or_replaced_from_its_beginning(
+    tmp_path: Path,
+) -> None:
+    tail, file = LogTail(), tmp_path / "log"
+    for content, lines in (
+        (b"one\ntw", [b"one"]),
+        (b"one\ntw", []),
+        (b"one\ntwo\nthree\n", [b"two", b"three"]),
+        (b"new\n", [b"new"]),
+    ):
+        file.write_bytes(content)
+        assert read_file(tail, file) == lines
+    many = [b"line %d" % number for number in range(2_000)]
+    (tmp_path / "next").write_bytes(b"\n".join(many) + b"\n")
+    (tmp_path / "next").rename(file)
     found: list[bytes] = []
-    while piece := tail.read(LINE_BYTES):
+    while piece := read_file(tail, file, LINE_BYTES):
         assert sum(map(len, piece)) <= LINE_BYTES
         found += piece
-    assert found == lines
+    assert found == many
 
 
 @given(st.integers(1, 5), st.integers(0, 200))

@@ -15,7 +15,7 @@ CHANNEL = HEAD + b"Channel %d/0 : 0[0] -> 1[0] [send] via NET/IB/0"
 REAL_LINES = REAL_LOG.read_bytes().splitlines()
 
 
-def test_lines_of_other_processes_are_passed_over_and_connections_beyond_the_limit_counted(
+def test_lines_of_others_are_passed_over_connections_beyond_the_limit_counted_and_unknown_devices_have_no_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(log_report, "MOST_CONNECTIONS", 3)
@@ -26,14 +26,8 @@ def test_lines_of_other_processes_are_passed_over_and_connections_beyond_the_lim
     for number in (0, 1, 2, 3, 4, 0):
         report.take(CHANNEL % number)
     assert (len(report.connections), report.pop_lost(), report.pop_lost()) == (3, 2, 0)
-
-
-def test_device_that_the_log_has_not_named_has_no_name() -> None:
-    report = LogReport(REAL_PID)
-    report.take(CHANNEL % 0)
     report.take(HEAD + b"NET/IB: Dev 7 Port 1 qpn 5 mtu 5 LID 1")
-    (connection,) = report.connections.values()
-    assert (connection.devices, dict(report.queue_pairs)) == ((), {5: ""})
+    assert ({one.devices for one in report.connections.values()}, dict(report.queue_pairs)) == ({()}, {5: ""})
 
 
 @given(st.permutations(REAL_LINES), st.integers(0, 10_000))
@@ -93,16 +87,14 @@ def find(book: CommBook, line: ChannelLine, tid: int = MAIN) -> tuple[int | None
     return (comm.pointer if comm else None), confidence
 
 
-@pytest.mark.parametrize(("proxy", "pointer"), [(PROXY, WORLD), (OTHER_PROXY, SPLIT)])
-def test_channel_is_of_the_communicator_being_made_and_later_of_the_one_whose_proxy_was_asked(
-    proxy: int, pointer: int
-) -> None:
-    book = book_of()
-    assert find(book, channel()) == (SPLIT, SURE)
-    book.change(SPLIT_READY)
-    ask(book, proxy)
-    assert find(book, channel()) == (pointer, SURE)
-    assert find(book, channel()) == (None, UNKNOWN)  # the answer was for one channel
+def test_channel_is_of_the_communicator_being_made_and_later_of_the_one_whose_proxy_was_asked() -> None:
+    for proxy, pointer in ((PROXY, WORLD), (OTHER_PROXY, SPLIT)):
+        book = book_of()
+        assert find(book, channel()) == (SPLIT, SURE)
+        book.change(SPLIT_READY)
+        ask(book, proxy)
+        assert find(book, channel()) == (pointer, SURE)
+        assert find(book, channel()) == (None, UNKNOWN)  # the answer was for one channel
 
 
 def test_channel_is_likely_of_the_only_communicator_it_fits_and_left_open_between_several() -> None:
@@ -131,13 +123,10 @@ def test_proxy_that_begins_while_two_are_made_belongs_to_nobody_and_the_number_o
     assert [endless.comms[0].pointer, len(endless.comms)] == [10, MOST_COMMS]
 
 
-def test_id_is_the_profiler_s_from_the_release_in_which_both_are_the_same() -> None:
+def test_id_is_the_profiler_s_from_the_release_in_which_both_are_the_same_and_of_a_split_what_ras_reported() -> None:
     assert [comm.id for comm in book_of((2, 26)).comms] == [0x53025406BC896DD3, 0xE9BF466C3E5EEA0D]
     for release in ((2, 25), (2, 19), None):
         assert [comm.id for comm in book_of(release).comms] == [None, None]
-
-
-def test_id_of_a_split_is_the_one_that_ras_reported_on_a_real_job() -> None:
-    colors = (2130503744, 1121016176, 1684518034, 1984952676)
+    colors = (2130503744, 1121016176, 1684518034, 1984952676)  # of a real job
     ids = [child_id(0x53025406BC896DD3, number, color) for number, color in enumerate(colors, 1)]
     assert ids == [0xE9BF466C3E5EEA0D, 0x8529115817769D70, 0x61432D88D0FBAF0D, 0x4D1CA9F10452B067]

@@ -4,7 +4,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,6 @@ from collector.kernel.inet_diag import (
 )
 from collector.kernel.netlink import Datagram, NetlinkSocket, pack_attribute
 from lockstep.errors import NotPresent
-from tests.collector.sources.link_namespaces import Flow, joined_namespaces
 
 Connection = tuple[socket.socket, socket.socket]
 
@@ -44,14 +43,12 @@ def connection() -> Iterator[Connection]:
         yield opened.enter_context(client), opened.enter_context(server)
 
 
-def state_of(end: socket.socket, *states: int) -> int:
-    table = read_tcp_table(states=states)
-    (state,) = table.socket["state"][table.socket["inode"] == os.fstat(end.fileno()).st_ino]
-    return int(state)
+def inode_of(end: socket.socket) -> int:
+    return os.fstat(end.fileno()).st_ino
 
 
 def found(sockets: list[TcpSocket], end: socket.socket) -> TcpSocket:
-    (mine,) = [each for each in sockets if each.inode == os.fstat(end.fileno()).st_ino]
+    (mine,) = [each for each in sockets if each.inode == inode_of(end)]
     return mine
 
 
@@ -93,7 +90,13 @@ def test_both_ends_of_a_connection_are_listed_with_the_flow_that_the_socket_itse
     assert rtt
 
 
-def test_addresses_of_ipv6_are_listed_and_ipv4_in_them_is_ipv4() -> None:
+def test_only_sockets_in_the_wanted_states_are_listed_and_ipv4_inside_ipv6_is_ipv4(connection: Connection) -> None:
+    def state_of(end: socket.socket, *states: int) -> int:
+        table = read_tcp_table(states=states)
+        (state,) = table.socket["state"][table.socket["inode"] == inode_of(end)]
+        return int(state)
+
+    client, server = connection
     with ExitStack() as opened:
         six, four = connect("::1", socket.AF_INET6), socket.socket(socket.AF_INET6)
         listener = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -101,27 +104,21 @@ def test_addresses_of_ipv6_are_listed_and_ipv4_in_them_is_ipv4() -> None:
             opened.enter_context(end)
         four.connect(("::ffff:127.0.0.1", listener.getsockname()[1]))
         sockets = list_tcp_sockets()
+        assert inode_of(listener) not in {each.inode for each in sockets}
+        assert inode_of(client) in {each.inode for each in sockets}
+        assert state_of(listener, 10) == 10
         assert found(sockets, six[0]).local == "::1"
         assert (found(sockets, four).local, found(sockets, four).rport) == ("127.0.0.1", listener.getsockname()[1])
-
-
-def test_only_sockets_in_the_wanted_states_are_listed(connection: Connection) -> None:
-    client, server = connection
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        inodes = {each.inode for each in list_tcp_sockets()}
-        assert os.fstat(listener.fileno()).st_ino not in inodes
-        assert os.fstat(client.fileno()).st_ino in inodes
-        assert state_of(listener, 10) == 10
     server.shutdown(socket.SHUT_WR)
     assert client.recv(1) == b""
-    assert not [each for each in list_tcp_sockets() if each.inode == os.fstat(client.fileno()).st_ino]
+    assert inode_of(client) not in {each.inode for each in list_tcp_sockets()}
     assert state_of(client, *inet_diag.SENDING_STATES) == 8  # CLOSE_WAIT
 
 
 def test_hundreds_of_sockets_come_each_once_and_a_table_too_large_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as opened:
         ends = [opened.enter_context(end) for _ in range(200) for end in connect("127.0.0.1")]
-        wanted = {os.fstat(end.fileno()).st_ino for end in ends}
+        wanted = set(map(inode_of, ends))
         listed = [each.inode for each in list_tcp_sockets() if each.inode in wanted]
         assert sorted(listed) == sorted(wanted)
         monkeypatch.setattr(inet_diag, "MOST_SOCKETS", 100)
@@ -129,14 +126,6 @@ def test_hundreds_of_sockets_come_each_once_and_a_table_too_large_is_cut(monkeyp
         table = read_tcp_table()
     assert table.is_cut
     assert 50 <= len(table) < 400
-
-
-@pytest.mark.needs_root
-def test_sockets_of_another_namespace_are_listed_from_outside() -> None:
-    with joined_namespaces() as pair, closing(Flow(pair)) as flow:
-        mine = found(list_tcp_sockets(namespace_fd=pair.here.fd), flow.sender)
-        assert (mine.local, mine.remote) == ("10.9.0.1", "10.9.0.2")
-        assert mine.inode not in {each.inode for each in list_tcp_sockets()}
 
 
 def test_kernel_that_does_not_list_sockets_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,20 +153,16 @@ def test_message_is_decoded_field_by_field() -> None:
     assert (table.socket["state"][0], table.socket["uid"][0], table.socket["interface"][0]) == (1, 1000, 3)
 
 
-def test_older_kernel_that_says_less_leaves_the_rest_unknown() -> None:
+def test_what_an_older_kernel_leaves_out_or_never_measured_is_unknown_and_hides_nothing_of_the_next() -> None:
     fields = ("unacked", "lost", "last_data_sent_ms", "rtt_us", "retrans_total", "min_rtt_us", "bytes_sent")
     for length, known in ((0, 0), (104, 5), (152, 6), (207, 6), (208, 7), (400, 7)):
         table = decode_sockets(datagram(diag_message(info=b"\1" * length)))
         assert [table.knows(field)[0] for field in fields] == [True] * known + [False] * (7 - known)
         assert bool(records_of(table)[0].bytes_sent) == (length >= 208)
-
-
-def test_round_trip_never_measured_is_unknown_and_sockets_with_and_without_information_do_not_mix() -> None:
     info = bytearray(232)
     struct.pack_into("=I", info, 148, 0xFFFF_FFFF)
     table = decode_sockets(datagram(diag_message(info=bytes(info))))
-    assert not table.knows("rtt_us")[0]
-    assert not table.knows("min_rtt_us")[0]
+    assert [table.knows(field)[0] for field in ("rtt_us", "min_rtt_us")] == [False, False]
     table = decode_sockets(datagram(diag_message(info=None), diag_message(info=b"\1" * 232), b"short"))
     assert table.knows("retrans_total").tolist() == [False, True]
     assert table.info["lost"].tolist() == [0, 0x01010101]  # sums over a column need no mask
@@ -235,16 +220,11 @@ class Host:
         return self.observe(*flows, **options)["eth0"].retrans
 
 
-def test_flows_are_counted_for_the_nic_with_their_local_address() -> None:
-    found = Host().observe(flow(1, 5), flow(2, 7, local=OTHER_NIC), flow(3, 11, local="fd00::1", remote="fd00::2"))
-    assert {name: flows.retrans for name, flows in found.items()} == {"eth0": 16, "eth1": 7}
-    assert found["eth0"].counters["tcp_flows"] == 2
-
-
 @pytest.mark.parametrize(
     ("ends", "counted"),
     [
         ({"interface": 3}, (0, 5)),  # it is bound to it
+        ({"local": OTHER_NIC}, (0, 5)),
         ({"local": f"::ffff:{HERE}", "remote": f"::ffff:{THERE}"}, (5, 0)),
         *(({"remote": inside}, (0, 0)) for inside in (HERE, OTHER_NIC, "127.0.0.1")),
         *(({"local": no_nic}, (0, 0)) for no_nic in ("127.0.0.1", "10.7.7.7")),
@@ -254,6 +234,11 @@ def test_flow_is_counted_where_it_leaves_the_host(ends: dict[str, Any], counted:
     found = Host().observe(flow(1, 5, **ends))
     assert (found["eth0"].retrans, found["eth1"].retrans) == counted
     assert found["eth0"].counters["tcp_flows"] == bool(counted[0])
+    added = Host().observe(flow(1, 5), flow(2, 7, **ends), flow(3, 11, local="fd00::1", remote="fd00::2"))
+    assert {name: flows.retrans for name, flows in added.items()} == {
+        "eth0": 16 + 7 * bool(counted[0]),
+        "eth1": 7 * bool(counted[1]),
+    }
 
 
 @pytest.mark.parametrize(

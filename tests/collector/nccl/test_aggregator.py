@@ -27,9 +27,7 @@ from tests.collector.nccl.readings import (
     enqueued,
     handle,
     kernel,
-    moving,
     reading,
-    row,
     running,
     step,
     transfer,
@@ -171,19 +169,6 @@ def test_memory_is_bounded_and_what_is_dropped_is_counted(monkeypatch: pytest.Mo
     aggregator.fold(reading(*(enqueued(number) for number in range(1, 6))), SOON)
     assert aggregator.losses == Losses(forgotten=3)
     assert {one["seq"] for one in rows(aggregator.finish(reading(), SOON, died=False))} == {4, 5}
-
-
-def test_progress_after_a_reading_knows_its_communicators_and_parts_of_others_are_not_lost() -> None:
-    aggregator = Aggregator(ORIGIN)
-    theirs = transfer(operation=handle(1, tag=0xCD), pid=7), step(operation=handle(1, tag=0xCD))
-    shown = reading(*theirs, live=[row(), running(), moving()])
-    aggregator.fold(shown, SOON)
-    reported = only({"progress": aggregator.progress(shown, SOON)}, "progress")
-    assert (reported["comm"], reported["rank"], reported["head_state"], reported["ts_ns"]) == (7, 0, "wire", SOON)
-    assert aggregator.host.foreign is not None
-    assert aggregator.host.foreign.transfers["pid"].tolist() == [7]
-    assert len(aggregator.host.foreign.steps) == 1
-    assert aggregator.losses == Losses()
 
 
 OPERATIONS, INDICES = 9, 4

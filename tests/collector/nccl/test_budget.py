@@ -21,7 +21,7 @@ from collector.nccl.snapshot import (
 )
 from lockstep import wire
 from lockstep.clock import NS_PER_S
-from tests.collector.sources.imitated_rings import do_more, resting
+from tests.collector.sources.imitated_rings import do_more, recording
 
 BUDGET = Budget(rows=1_000, bytes=1 << 30)
 
@@ -102,7 +102,7 @@ def test_operations_that_the_plugin_sampled_are_those_with_the_lowest_lots(
     tmp_path: Path, plugin_library: Path
 ) -> None:
     about = {"LOCKSTEP_DETAIL": "steps", "LOCKSTEP_SAMPLE": "0.25", "LOCKSTEP_BUDGET": "0"}
-    with resting(plugin_library, tmp_path, 301, **about) as job:
+    with recording(plugin_library, tmp_path, count="301", **about) as job:
         do_more(job)
         (path,) = tmp_path.glob("*.ring")
         with open_ring(path) as ring:

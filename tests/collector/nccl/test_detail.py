@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from collector.nccl.communicators import Origin
 from collector.nccl.detail import (
@@ -81,16 +80,6 @@ def test_oldest_goes_first_when_the_limit_is_reached_and_is_counted_unless_it_is
     assert [piece.now_ns - T0 for piece in chosen] == [7 * SECOND, 8 * SECOND, 9 * SECOND]
 
 
-def test_what_a_process_did_last_is_there_as_soon_as_it_has_ended(tmp_path: Path) -> None:
-    for is_last in (False, True):
-        process, reading = recorded(tmp_path)
-        kept = KeptDetail(1 << 20)
-        kept.keep(process, reading, int(reading.clock.unix_ns[-1]), share=0, is_last=is_last)
-        rows = [row for tables in kept.replay(EVERYTHING, T0).take(1e9) for row in tables["collectives"].to_pylist()]
-        assert len(rows) == 100 * is_last
-        process.ring.close()
-
-
 USUAL = Detail(wire.TRANSFERS, 655)
 
 
@@ -102,7 +91,12 @@ def wanted(*requests: DetailRequest, job: str = "j", rank: int | None = 3) -> De
     return wanted_detail(read_details(requests, 50), USUAL, job, rank)
 
 
-def test_detail_is_the_most_that_is_requested() -> None:
+WRONG: list[dict[str, Any]] = [{}, {"job": 7, "level": "steps"}, {"job": "j", "level": "trace"}]
+WRONG += [{"job": "j", "level": "steps"} | wrong for wrong in ({"share": 2}, {"share": "all"}, {"ranks": "3"})]
+WRONG += [{"job": "j", "level": ["steps"]}, {"expires_ns": 50, "job": "j", "level": "steps"}]
+
+
+def test_detail_is_the_most_that_is_requested_and_what_makes_no_sense_or_has_expired_is_not() -> None:
     steps = request("detail", job="j", level="steps", share=0.5)
     more = request("detail", job="j", level="transfers", share=1.0, ranks=[3])
     assert wanted(steps, more) == Detail(wire.STEPS, 65_536)
@@ -110,16 +104,7 @@ def test_detail_is_the_most_that_is_requested() -> None:
     assert wanted(steps, more, job="other") == USUAL
     assert wanted(request("detail", job="j", level="operations", share=0)) == USUAL
     assert wanted(more, rank=None) == USUAL
-
-
-WRONG: list[dict[str, Any]] = [{}, {"job": 7, "level": "steps"}, {"job": "j", "level": "trace"}]
-WRONG += [{"job": "j", "level": "steps"} | wrong for wrong in ({"share": 2}, {"share": "all"}, {"ranks": "3"})]
-WRONG += [{"job": "j", "level": ["steps"]}, {"expires_ns": 50, "job": "j", "level": "steps"}]
-
-
-@pytest.mark.parametrize("details", WRONG)
-def test_detail_that_makes_no_sense_or_has_expired_is_not_requested(details: dict[str, Any]) -> None:
-    assert wanted(request("detail", **details)) == USUAL
+    assert [wanted(request("detail", **details)) for details in WRONG] == [USUAL] * len(WRONG)
 
 
 def test_last_minutes_are_requested_once_by_each_name_and_only_those_that_are_kept() -> None:

@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from collector.nccl.draining import Records
 from collector.nccl.ringfile import RingFile, open_ring
 from lockstep import wire
 from lockstep.errors import BadRing
-from lockstep.wire import Table
 from tests.collector.nccl.forging import RECORDS, Forged, Sizes
 from tests.conftest import REPO
 from tests.tiers import long_except
@@ -35,6 +33,12 @@ def numbers(records: Records) -> list[int]:
     return seen
 
 
+def seen_by(ring: RingFile) -> tuple[list[int], int]:
+    """Return the numbers of the next records, and how many were lost."""
+    records = ring.read_records()
+    return numbers(records), records.lost
+
+
 def test_records_come_once_and_in_order_ring_by_ring_also_over_the_edge(path: Path) -> None:
     forged = Forged()
     forged.append(1, 3)
@@ -45,8 +49,7 @@ def test_records_come_once_and_in_order_ring_by_ring_also_over_the_edge(path: Pa
         for begin, count in ((3, RECORDS - 100), (RECORDS - 97, 103)):
             forged.append(1, count)
             forged.write(path)
-            records = ring.read_records()
-            assert (numbers(records), records.lost) == (list(range(begin, begin + count)), 0)
+            assert seen_by(ring) == (list(range(begin, begin + count)), 0)
 
 
 def test_too_many_records_are_read_part_by_part_and_rings_end_at_the_same_time(path: Path) -> None:
@@ -67,22 +70,16 @@ def test_too_many_records_are_read_part_by_part_and_rings_end_at_the_same_time(p
     assert sum(part.lost for part in parts) == 0
 
 
-@pytest.mark.parametrize("written", [RECORDS, 2 * RECORDS - 1])
-def test_overwritten_records_are_counted(path: Path, written: int) -> None:
-    forged = Forged()
-    forged.append(1, written)
-    with open_ring(forged.write(path)) as ring:
-        records = ring.read_records()
-        assert numbers(records) == list(range(written - KEPT, written))
-        assert records.lost == written - KEPT
-        assert ring.read_records().lost == 0
-
-
-def test_records_are_distinguished_by_kind_and_a_kind_that_nobody_knows_is_lost(path: Path) -> None:
+def test_records_are_distinguished_by_kind_and_unknown_kinds_are_lost_and_unknown_codes_and_places_unknown(
+    path: Path,
+) -> None:
     forged = Forged()
     kinds = [wire.KIND_STEP_CLOSED, wire.KIND_ENQUEUED, wire.KIND_CALLBACK, wire.KIND_KERNEL_CLOSED]
     for kind in [*kinds, wire.KIND_TRANSFER_CLOSED, wire.KIND_STEP_CLOSED, 99, 99]:
         forged.append(1, 1, kind)
+    slot = forged.table("records", wire.ENQUEUED)[RECORDS + 1 : RECORDS + 2]
+    slot["func"], slot["dtype"], slot["algo"], slot["proto"], slot["comm"] = 255, 13, 8, 4, 8
+    slot["bytes"], slot["seq"] = (1 << 64) - 1, 1 << 63
     with open_ring(forged.write(path)) as ring:
         records = ring.read_records()
     tables = [getattr(records.sorted, name) for name in ("enqueued", "transfers", "kernels", "steps", "callbacks")]
@@ -90,35 +87,22 @@ def test_records_are_distinguished_by_kind_and_a_kind_that_nobody_knows_is_lost(
     assert [table.dtype for table in tables] == types
     assert [table["kind"].tolist() for table in tables] == [[1], [2], [3], [4, 4], [5]]
     assert records.lost == 2
-
-
-def test_codes_and_places_that_do_not_exist_are_unknown(path: Path) -> None:
-    forged = Forged()
-    forged.append(1, 1)
-    slot = forged.table("records", wire.ENQUEUED)[RECORDS : RECORDS + 1]
-    slot["func"], slot["dtype"], slot["algo"], slot["proto"], slot["comm"] = 255, 13, 8, 4, 8
-    slot["bytes"], slot["seq"] = (1 << 64) - 1, 1 << 63
-    with open_ring(forged.write(path)) as ring:
-        (record,) = ring.read_records().sorted.enqueued
+    (record,) = records.sorted.enqueued
     assert [int(record[name]) for name in ("func", "dtype", "algo", "proto")] == [0, 0, 0, 0]
     assert int(record["comm"]) == wire.NO_COMM
     assert (int(record["bytes"]), int(record["seq"])) == ((1 << 63) - 1, (1 << 63) - 1)
 
 
-@pytest.mark.parametrize(("ring_number", "stamp"), [(0, wire.BUSY), (1, 0)])
-def test_record_that_is_being_written_is_waited_for_in_its_index(path: Path, ring_number: int, stamp: int) -> None:
-    forged = Forged()
-    forged.append(ring_number, 5)
-    forged.put(ring_number, 2, stamp=stamp)
-    with open_ring(forged.write(path)) as ring:
-        assert numbers(ring.read_records()) == [0, 1]
-        forged.put(ring_number, 2)
-        forged.write(path)
-        records = ring.read_records()
-    assert (numbers(records), records.lost) == ([2, 3, 4], 0)
-
-
-def test_records_that_never_come_are_given_up_at_the_second_look_and_a_replaced_one_at_once(path: Path) -> None:
+def test_record_that_is_being_written_is_waited_for_till_the_second_look_and_a_replaced_one_not(path: Path) -> None:
+    for number, stamp in ((0, wire.BUSY), (1, 0)):
+        forged = Forged()
+        forged.append(number, 5)
+        forged.put(number, 2, stamp=stamp)
+        with open_ring(forged.write(path)) as ring:
+            assert numbers(ring.read_records()) == [0, 1]
+            forged.put(number, 2)
+            forged.write(path)
+            assert seen_by(ring) == ([2, 3, 4], 0)
     forged = Forged()
     forged.append(0, 9)
     for number in (2, 4, 5):
@@ -128,34 +112,34 @@ def test_records_that_never_come_are_given_up_at_the_second_look_and_a_replaced_
         forged.append(0, 3)
         forged.put(0, 10, stamp=wire.BUSY)  # begun since: it has its turn to be waited for
         forged.write(path)
-        records = ring.read_records()
-        assert (numbers(records), records.lost) == ([3, 6, 7, 8, 9], 3)
-        records = ring.read_records()
-        assert (numbers(records), records.lost) == ([11], 1)
+        assert seen_by(ring) == ([3, 6, 7, 8, 9], 3)
+        assert seen_by(ring) == ([11], 1)
         forged.append(1, 5)
         forged.put(1, 2, stamp=7)  # by a later one
         forged.write(path)
-        records = ring.read_records()
-    assert (numbers(records), records.lost) == ([0, 1, 3, 4], 1)
+        assert seen_by(ring) == ([0, 1, 3, 4], 1)
 
 
-def test_head_that_goes_back_gives_no_record_twice_and_is_counted(path: Path) -> None:
+def test_overwritten_records_and_a_head_that_goes_back_are_counted_and_one_that_nobody_can_reach_is_refused(
+    path: Path,
+) -> None:
+    for written in (RECORDS, 2 * RECORDS - 1):
+        forged = Forged()
+        forged.append(1, written)
+        with open_ring(forged.write(path)) as ring:
+            assert seen_by(ring) == (list(range(written - KEPT, written)), written - KEPT)
+            assert ring.read_records().lost == 0
     forged = Forged()
     forged.append(1, 9)
     with open_ring(forged.write(path)) as ring:
         ring.read_records()
         forged.table("rings")["head"][1] = 4
         forged.write(path)
-        records = ring.read_records()
-        assert (numbers(records), records.lost) == ([], 1)
+        assert seen_by(ring) == ([], 1)
         forged.table("rings")["head"][1] = 9
         forged.append(1, 1)
         forged.write(path)
-        assert numbers(ring.read_records()) == [9]
-
-
-def test_head_that_no_writer_can_reach_is_refused_and_a_lower_one_gives_a_count(path: Path) -> None:
-    forged = Forged()
+        assert numbers(ring.read_records()) == [9], "none comes twice"
     for head in ((1 << 64) - 1, 0xFFFFFFFE * RECORDS):
         forged.table("rings")["head"][1] = head
         with open_ring(forged.write(path)) as ring, pytest.raises(BadRing, match="ring 1 has seen"):
@@ -214,25 +198,18 @@ def torn(records: Records) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("more", [1, 101, 165, RECORDS + 101])
-def test_record_that_changes_while_it_is_copied_is_dropped(path: Path, more: int) -> None:
-    records = read_while_written(path, more)
-    first = min(more + draining.SLACK + 1, RECORDS)
-    assert torn(records) == []
-    assert (numbers(records), records.lost) == (list(range(first, RECORDS)), first)
-
-
-def test_without_the_second_look_a_record_is_torn_and_one_that_is_announced_late_is_dropped_too(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(draining, "_first_untouched", lambda ring, head: head - RECORDS)
-        assert torn(read_while_written(path, 101)) == [100]
+def test_record_that_changes_while_it_is_copied_or_is_announced_late_is_dropped(path: Path) -> None:
+    for more in (1, 101, 165, RECORDS + 101):
+        path.unlink(missing_ok=True)
+        records = read_while_written(path, more)
+        first = min(more + draining.SLACK + 1, RECORDS)
+        assert torn(records) == []
+        assert (numbers(records), records.lost) == (list(range(first, RECORDS)), first)
     # A weakly ordered processor: the writer is ahead of the head that we see, by less than the slack.
     forged = Forged()
     forged.append(1, RECORDS)
     forged.put(1, *range(RECORDS, RECORDS + draining.SLACK))
-    with open_ring(forged.write(path.with_name("b.ring"))) as ring:
+    with open_ring(forged.write(path)) as ring:
         records = ring.read_records()
     assert (torn(records), numbers(records)) == ([], list(range(draining.SLACK + 1, RECORDS)))
 
@@ -252,20 +229,10 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
-@dataclass(frozen=True)
-class Race:
-    """How a race ended."""
-
-    records: Table
-    reads: int  # that gave records
-    lost: int
-    begun: int
-
-
-def race(writer: Path, path: Path, threads: int, ring_records: int) -> Race:
+def race(writer: Path, path: Path, threads: int, ring_records: int) -> tuple[list[Records], int]:
     """Read from when the writer has overtaken us once, which waits for that, until it has ended, and twice more.
 
-    What it had begun is waited for once.
+    What it had begun is waited for once. Returned are what was read, and how many records were begun.
     """
     Forged(Sizes(records=ring_records)).write(path)
     command = [str(writer), str(path), str(WRITTEN), str(threads), str(3 * ring_records)]
@@ -279,9 +246,7 @@ def race(writer: Path, path: Path, threads: int, ring_records: int) -> Race:
         while process.poll() is None:
             read.append(ring.read_records())
         read += [ring.read_records(), ring.read_records()]
-        begun = int(process.stdout.read())
-    whole = np.concatenate([records.sorted.steps for records in read])
-    return Race(whole, sum(len(one.sorted.steps) > 0 for one in read), sum(one.lost for one in read), begun)
+        return read, int(process.stdout.read())
 
 
 @pytest.mark.slow
@@ -290,12 +255,13 @@ def race(writer: Path, path: Path, threads: int, ring_records: int) -> Race:
 def test_no_record_is_torn_or_twice_or_uncounted(
     writer: Path, tmp_path: Path, threads: int, ring_records: int
 ) -> None:
-    result = race(writer, tmp_path / "a.ring", threads, ring_records)
-    words = result.records.view("<u8").reshape(-1, 8)[:, 1:]
+    read, begun = race(writer, tmp_path / "a.ring", threads, ring_records)
+    steps, lost = np.concatenate([one.sorted.steps for one in read]), sum(one.lost for one in read)
+    words = steps.view("<u8").reshape(-1, 8)[:, 1:]
     number = words[:, 0]
     assert (words == number[:, None] * np.arange(1, 14, 2, dtype=np.uint64)).all(), "a torn record"
-    assert (result.records["stamp"] == number // np.uint64(ring_records) + np.uint64(1)).all()
+    assert (steps["stamp"] == number // np.uint64(ring_records) + np.uint64(1)).all()
     assert (np.diff(number.astype(np.int64)) > 0).all(), "twice, or out of order"
-    assert len(number) + result.lost == result.begun == WRITTEN
-    assert result.reads > 1, "the reader was not there while the writer wrote"
-    assert result.lost >= ring_records, "what was overwritten before it was read is not counted"
+    assert len(number) + lost == begun == WRITTEN
+    assert sum(len(one.sorted.steps) > 0 for one in read) > 1, "the reader was not there while the writer wrote"
+    assert lost >= ring_records, "what was overwritten before it was read is not counted"

@@ -148,8 +148,6 @@ def test_rank_in_its_own_mount_and_process_namespace_is_followed(tmp_path: Path,
         assert not [path for path in SHARED.glob("*.ring") if path.name == process.file.name]
 
 
-# --- whose a ring is comes from the kernel; what a file claims beyond that is refused with a sentence, once ---
-
 POD = "0e5ad5b1-8c3f-4b34-9a0c-0123456789ab"
 SLURM = "0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0\n"
 
@@ -174,31 +172,26 @@ GROUPS = {
 }
 
 
-def test_control_group_names_the_job_or_the_container() -> None:
-    assert {cgroup: group_of(cgroup) for cgroup in GROUPS} == GROUPS
-
-
 @given(st.text(st.sampled_from("/:\n-_.0789adefobcjklmprsu\x00é\u2028")))
-def test_no_control_group_breaks_the_reader(cgroup: str) -> None:
+def test_control_group_names_the_job_or_the_container_and_none_breaks_the_reader(cgroup: str) -> None:
+    assert {known: group_of(known) for known in GROUPS} == GROUPS
     assert isinstance(group_of(cgroup), Group)
 
 
-@pytest.mark.parametrize(
-    ("claimed", "environment", "group", "job", "problem"),
-    [
-        ("7", {"SLURM_JOB_ID": "7"}, Group("7"), "7", ""),
-        ("run-a", {"LOCKSTEP_JOB": "run-a", "SLURM_JOB_ID": "7"}, Group("7"), "7", ""),
-        ("8", {"LOCKSTEP_JOB": "8"}, Group("7"), "7", "claims job 8, and its process is in job 7"),
-        ("run-b", {"LOCKSTEP_JOB": "run-a"}, Group(), "run-a", "claims job run-b, and its process is in job run-a"),
-        ("run-b", {}, Group(), "uid-5", "claims job run-b, and its process is in job none"),
-        ("", {}, Group(container="pod-1"), "pod-1", ""),
-        ("", {}, Group(), "uid-5", ""),
-    ],
-)
-def test_job_is_the_kernels_and_another_claim_is_a_problem(
-    claimed: str, environment: dict[str, str], group: Group, job: str, problem: str
-) -> None:
-    assert judge_job(Claim("a.ring", 5, claimed), environment, group) == (job, problem)
+CLAIMS: list[tuple[str, dict[str, str], Group, str, str]] = [
+    ("7", {"SLURM_JOB_ID": "7"}, Group("7"), "7", ""),
+    ("run-a", {"LOCKSTEP_JOB": "run-a", "SLURM_JOB_ID": "7"}, Group("7"), "7", ""),
+    ("8", {"LOCKSTEP_JOB": "8"}, Group("7"), "7", "claims job 8, and its process is in job 7"),
+    ("run-b", {"LOCKSTEP_JOB": "run-a"}, Group(), "run-a", "claims job run-b, and its process is in job run-a"),
+    ("run-b", {}, Group(), "uid-5", "claims job run-b, and its process is in job none"),
+    ("", {}, Group(container="pod-1"), "pod-1", ""),
+    ("", {}, Group(), "uid-5", ""),
+]
+
+
+def test_job_is_the_kernels_and_another_claim_is_a_problem() -> None:
+    for claimed, environment, group, job, problem in CLAIMS:
+        assert judge_job(Claim("a.ring", 5, claimed), environment, group) == (job, problem)
 
 
 def test_job_and_attempt_are_read_as_the_plugin_reads_them_and_users_as_the_kernel_shows(tmp_path: Path) -> None:
@@ -271,17 +264,6 @@ def test_garbage_and_what_nobody_holds_are_refused_once_hide_nobody_and_are_remo
     assert not abandoned.exists()
 
 
-def test_directory_into_which_others_may_write_is_refused_once(tmp_path: Path) -> None:
-    rings = make_root(tmp_path)
-    forge(rings / "1-1.ring")
-    rings.chmod(0o777)
-    with following(tmp_path) as follower:
-        for _ in range(8):
-            follower.has("comms")
-    (refusal,) = follower.refusals()
-    assert refusal.startswith(f"{rings}: others may write into it")
-
-
 UUIDS = [f"GPU-{number}aaaaaaa-1111-2222-3333-444444444444" for number in range(4)]
 
 
@@ -300,7 +282,7 @@ SHOWN: dict[tuple[str | None, int | None], int | None] = {
 }
 
 
-def test_gpu_by_what_cuda_shows_and_a_container_numbers_them_anew() -> None:
+def test_gpu_by_what_cuda_shows_of_those_of_the_host_and_a_container_numbers_them_anew(tmp_path: Path) -> None:
     for (visible, local_rank), expected in SHOWN.items():
         environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
         assert find_gpu(environment, local_rank, UUIDS, is_contained=False) == expected, visible
@@ -308,13 +290,10 @@ def test_gpu_by_what_cuda_shows_and_a_container_numbers_them_anew() -> None:
     for shown, expected in contained.items():
         assert find_gpu({"NVIDIA_VISIBLE_DEVICES": shown}, 1, UUIDS, is_contained=True) == expected, shown
         assert find_gpu({"NVIDIA_VISIBLE_DEVICES": shown}, 1, UUIDS, is_contained=False) == 1
-
-
-def test_gpus_of_the_host_come_in_the_order_of_their_addresses_and_an_only_one_is_everybodys(tmp_path: Path) -> None:
+    assert find_gpu({}, None, UUIDS[:1], is_contained=False) == 0, "an only one is everybody's"
     for address, uuid in (("0000:41:00.0", UUIDS[1]), ("0000:01:00.0", UUIDS[0]), ("0000:81:00.0", None)):
         folder = tmp_path / "proc/driver/nvidia/gpus" / address
         folder.mkdir(parents=True)
         folder.joinpath("information").write_text(f"Model: \t NVIDIA H200\nGPU UUID: \t {uuid}\n" if uuid else "")
-    assert host_gpus(tmp_path) == [UUIDS[0], UUIDS[1], ""]
+    assert host_gpus(tmp_path) == [UUIDS[0], UUIDS[1], ""], "in the order of their addresses"
     assert host_gpus(tmp_path / "none") == []
-    assert find_gpu({}, None, UUIDS[:1], is_contained=False) == 0

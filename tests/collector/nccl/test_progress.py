@@ -42,14 +42,6 @@ def reported(*live: Array, reports_kernels: bool = True) -> list[dict[str, Any]]
     return list(progress_rows(found, Origins(ORIGIN)).to_pylist())
 
 
-def test_nothing_open_is_idle() -> None:
-    (found,) = reported(row(done=2))
-    assert (found["comm"], found["rank"], found["func"], found["peer"]) == (7, 3, "AllReduce", -1)
-    assert (found["enqueued"], found["started"], found["done"], found["ts_ns"]) == (2, 2, 2, NOW)
-    assert found["head_state"] == "idle"
-    assert {found[name] for name in found if name.startswith(("open", "oldest", "head_p", "head_c"))} == {None}
-
-
 STATES = {wire.WAIT_GPU: "gpu_wait", wire.WAIT_PEER: "peer_wait", wire.WAIT_WIRE: "wire", wire.WAIT_RECV: "recv_wait"}
 STATES |= {wire.WAIT_FLUSH: "flush", wire.WAIT_RECV_GPU: "recv_gpu_wait", wire.WAIT_UNKNOWN: "unknown"}
 
@@ -78,19 +70,25 @@ def test_rows_of_other_peers_and_functions_are_not_mixed_up_and_the_channel_of_a
     assert found["head_state"] == "unknown"
 
 
-def test_operation_enqueued_while_detail_was_off_is_not_open_and_one_not_begun_is_where_kernels_are_seen() -> None:
+def test_nothing_open_is_idle_also_what_was_enqueued_without_detail_and_one_not_begun_is_where_kernels_are_seen() -> (
+    None
+):
+    (found,) = reported(row(done=2))
+    assert (found["comm"], found["rank"], found["func"], found["peer"]) == (7, 3, "AllReduce", -1)
+    assert (found["enqueued"], found["started"], found["done"], found["ts_ns"]) == (2, 2, 2, NOW)
+    assert found["head_state"] == "idle"
+    assert {found[name] for name in found if name.startswith(("open", "oldest", "head_p", "head_c"))} == {None}
     dark = running(2, open=0, began=0, flags=wire.FLAG_SEQ_VALID | wire.FLAG_UNTIMED)
-    (found,) = reported(row(done=2), dark)
-    assert (found["untimed"], found["head_state"], found["oldest_open_ns"]) == (True, "idle", None)
-    (found,) = reported(row(), running(), dark)
-    assert (found["untimed"], found["oldest_open_ns"]) == (True, T0 + MS)
-    (found,) = reported(row(), running())
-    assert not found["untimed"]
     waiting = running(open=0, began=0)
-    (seen,) = reported(row(started=0, done=0), waiting)
-    assert (seen["oldest_open_ns"], seen["head_state"]) == (T0 + MS, "unknown")
-    (unseen,) = reported(row(started=0, done=0), waiting, reports_kernels=False)
-    assert (unseen["oldest_open_ns"], unseen["head_state"]) == (None, "unknown")
+    for shown, reports_kernels, untimed, open_ns, state in (
+        ((row(done=2), dark), True, True, None, "idle"),
+        ((row(), running(), dark), True, True, T0 + MS, "unknown"),
+        ((row(), running()), True, False, T0 + MS, "unknown"),
+        ((row(started=0, done=0), waiting), True, False, T0 + MS, "unknown"),
+        ((row(started=0, done=0), waiting), False, False, None, "unknown"),
+    ):
+        (found,) = reported(*shown, reports_kernels=reports_kernels)
+        assert (found["untimed"], found["oldest_open_ns"], found["head_state"]) == (untimed, open_ns, state)
 
 
 def test_operation_without_steps_tells_whether_its_kernel_has_begun_and_one_with_steps_what_they_wait_for() -> None:

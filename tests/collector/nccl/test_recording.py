@@ -5,13 +5,10 @@ import threading
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from importers.traces.nccl_callbacks import Trace, read_events
 from importers.traces.recording import Limits, Recorded, lines_of, living_processes, record, traced
 from lockstep import wire
 from lockstep.clock import SystemClock
-from lockstep.errors import BadInput
 from tests.waiting import eventually
 
 PLENTY = 64 << 20
@@ -33,6 +30,7 @@ def _trace(processes: list[Recorded], callbacks: int, limit: int = PLENTY) -> bo
 def test_trace_holds_every_callback_of_the_time_in_order_can_be_read_again_and_ends_when_its_memory_is_full(
     live_rings: Path, tmp_path: Path
 ) -> None:
+    (live_rings / "1-2.ring").write_bytes(b"somebody else's")
     with living_processes(live_rings) as processes:
         assert _trace(processes, 500)
         lines = list(lines_of(processes, "job 7"))
@@ -52,12 +50,3 @@ def test_trace_holds_every_callback_of_the_time_in_order_can_be_read_again_and_e
     file = tmp_path / "trace.jsonl"
     file.write_text("".join(f"{line}\n" for line in lines))
     assert len(list(read_events(Trace(file)))) == len(events)
-
-
-def test_directory_without_a_living_process_is_named(tmp_path: Path) -> None:
-    (tmp_path / "1-2.ring").write_bytes(b"no ring")
-    with (
-        pytest.raises(BadInput, match=f"no process on this host records into {tmp_path}"),
-        living_processes(tmp_path),
-    ):
-        pass

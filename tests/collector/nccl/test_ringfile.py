@@ -113,17 +113,6 @@ def test_file_that_is_removed_can_still_be_read_and_one_that_is_cut_is_a_bad_rin
         assert read_everything(ring) < 7
 
 
-def try_to_read(path: Path, content: bytes) -> None:
-    path.touch(0o600)
-    path.write_bytes(content)
-    try:
-        ring = open_ring(path)
-    except BadRing:
-        return
-    with ring:
-        read_everything(ring)
-
-
 @cache
 def well_filled() -> bytes:
     forged = Forged()
@@ -139,35 +128,36 @@ def well_filled() -> bytes:
     return bytes(forged.content)
 
 
-NUMBERS = st.sampled_from([0, 1, 2, 7, 0x7F, 0x80, 0xFF])
+NUMBERS = [0, 1, 2, 7, 0x7F, 0x80, 0xFF]
 
 
-@given(changes=st.lists(st.tuples(st.integers(0, wire.HEADER.itemsize - 1), NUMBERS), max_size=6))
-def test_no_header_does_harm(tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]]) -> None:
-    content = bytearray(well_filled())
-    for index, value in changes:
-        content[index] = value
-    try_to_read(tmp_path_factory.getbasetemp() / "header.ring", bytes(content))
-
-
-@given(seed=st.integers(0, 2**32 - 1), share=st.sampled_from([1e-4, 1e-2, 0.5, 1.0]), keep_header=st.booleans())
-def test_no_corruption_does_harm(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, share: float, keep_header: bool
+@given(
+    changes=st.lists(st.tuples(st.integers(0, wire.HEADER.itemsize - 1), st.sampled_from(NUMBERS)), max_size=6),
+    seed=st.integers(0, 2**32 - 1),
+    share=st.sampled_from([0, 1e-4, 1e-2, 0.5, 1.0]),
+    keep_header=st.booleans(),
+    other=st.none() | st.binary(max_size=2 * wire.PAGE),
+)
+def test_no_forged_corrupted_or_other_file_does_harm(
+    tmp_path_factory: pytest.TempPathFactory,
+    changes: list[tuple[int, int]],
+    seed: int,
+    share: float,
+    keep_header: bool,
+    other: bytes | None,
 ) -> None:
     content = np.frombuffer(well_filled(), np.uint8).copy()
     random = np.random.default_rng(seed)
     is_hit = random.random(len(content)) < share
     is_hit[: wire.PAGE] &= not keep_header
     content[is_hit] = random.integers(0, 256, int(is_hit.sum()))
-    try_to_read(tmp_path_factory.getbasetemp() / "corrupt.ring", content.tobytes())
-
-
-@given(content=st.binary(max_size=2 * wire.PAGE), begins_right=st.booleans())
-def test_no_other_file_does_harm(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes, begins_right: bool
-) -> None:
-    head = well_filled()[:16] if begins_right else b""
-    try_to_read(tmp_path_factory.getbasetemp() / "other.ring", head + content)
+    for index, value in changes:
+        content[index] = value
+    path = tmp_path_factory.getbasetemp() / "hostile.ring"
+    path.touch(0o600)
+    path.write_bytes(content.tobytes() if other is None else well_filled()[: 16 * keep_header] + other)
+    with suppress(BadRing), open_ring(path) as ring:
+        read_everything(ring)
 
 
 NO_PEER = 0xFFFFFFFF
@@ -198,7 +188,9 @@ def row(forged: Forged, index: int, **fields: int) -> None:
         forged.table("rows")[name][index] = value
 
 
-def test_rows_in_use_come_with_their_index_and_those_that_cannot_be_are_left_out(path: Path) -> None:
+def test_rows_and_communicators_in_use_come_with_their_index_and_those_that_cannot_be_are_left_out(
+    path: Path,
+) -> None:
     forged = Forged()
     live = live_in(forged, path)
     assert [len(live.rows), len(live.operations), len(live.transfers)] == [0, 0, 0]
@@ -209,9 +201,20 @@ def test_rows_in_use_come_with_their_index_and_those_that_cannot_be_are_left_out
     names = ["index", "enqueued", "started", "done", "done_ticks"]
     assert live.rows[names].tolist() == [(3, 9, 8, 7, 55)]
     assert [part.tolist() for part in wire.split_key(live.rows["key"])] == [[2], [wire.SEND], [7]]
+    comms = forged.table("comms")
+    comms[6] = (1, 0xABC, 10, 0, 3, 8, 2, 0, b"dp\x1b[2J")
+    comms[1] = (5, 0xDEF, 20, 30, 1, 2, 1, 1, b"tp")
+    comms["id"][2] = 77  # without a number: being changed
+    with open_ring(forged.write(path)) as ring:
+        found = ring.communicators()
+    names = ["index", "incarnation", "id", "rank", "nranks"]
+    assert found[names].tolist() == [(1, 5, 0xDEF, 1, 2), (6, 1, 0xABC, 3, 8)]
+    assert [wire.text_of(name) for name in found["name"].tolist()] == ["tp", "dp[2J"]
 
 
-def test_operation_is_open_while_a_part_is_or_while_its_row_is_not_that_far(path: Path) -> None:
+def test_operation_is_open_while_a_part_is_or_while_its_row_is_not_that_far_in_a_ring_that_was_taken(
+    path: Path,
+) -> None:
     forged = Forged()
     row(forged, 4, enqueued=8, started=6, done=6)
     operation(forged, 0, seq=2, row=4, open=1)  # its row is further, but a part of it is still under way
@@ -222,16 +225,11 @@ def test_operation_is_open_while_a_part_is_or_while_its_row_is_not_that_far(path
     operation(forged, 5, seq=7, row=4, handle=0)  # being changed
     operation(forged, 6, seq=7, row=16)  # a row that the file does not have
     operation(forged, 7, seq=7, row=4, flags=wire.FLAG_CAPTURED)  # a replay, which the row does not count
-    assert live_in(forged, path).operations["handle"].tolist() == [1000, 1002]
-
-
-def test_rings_count_from_the_first_thread_that_took_them(path: Path) -> None:
-    forged = Forged()
     second_ring = forged.sizes.operations
-    operation(forged, second_ring, open=1)
-    assert len(live_in(forged, path).operations) == 0  # no thread was ever there: whatever stands there is nothing
+    operation(forged, second_ring, open=1)  # no thread was ever there: whatever stands there is nothing
+    assert live_in(forged, path).operations["handle"].tolist() == [1000, 1002]
     forged.table("rings")["taken_ticks"][1] = 5  # one that hangs in its first transfer has written no record yet
-    assert live_in(forged, path).operations["handle"].tolist() == [1000 + second_ring]
+    assert live_in(forged, path).operations["handle"].tolist() == [1000, 1002, 1000 + second_ring]
 
 
 def test_transfer_is_open_until_it_has_an_end_where_an_operation_is_under_way(path: Path) -> None:
@@ -260,33 +258,21 @@ def test_operation_with_forged_codes_is_unknown_and_so_is_a_forged_wait_which_ke
     assert found["ahead"][["wait", "state"]].tolist() == [(0, 0)] * wire.STEPS_AHEAD
 
 
-def test_communicators_in_use_come_with_their_place(path: Path) -> None:
-    forged = Forged()
-    comms = forged.table("comms")
-    comms[6] = (1, 0xABC, 10, 0, 3, 8, 2, 0, b"dp\x1b[2J")
-    comms[1] = (5, 0xDEF, 20, 30, 1, 2, 1, 1, b"tp")
-    comms["id"][2] = 77  # without a number: being changed
-    with open_ring(forged.write(path)) as ring:
-        found = ring.communicators()
-    names = ["index", "incarnation", "id", "rank", "nranks"]
-    assert found[names].tolist() == [(1, 5, 0xDEF, 1, 2), (6, 1, 0xABC, 3, 8)]
-    assert [wire.text_of(name) for name in found["name"].tolist()] == ["tp", "dp[2J"]
-
-
-@pytest.mark.parametrize("handles", [(7, 7, 7), (7, 7, 8), (7, 7, 0), (0, 7, 7), (6, 7, 7), (7, 8, 7)])
 def test_transfer_counts_only_when_it_was_the_same_before_during_and_after_the_copy_and_did_not_close(
-    path: Path, handles: tuple[int, ...]
+    path: Path,
 ) -> None:
     forged = Forged()
     operation(forged, 0, open=1)
-    table, contents = forged.table("transfers"), []
-    for handle in handles:
-        table["handle"][1] = handle
-        contents.append(table.copy())
-    with RingFile(ChangingFile(forged.write(path), int(forged.header["transfers"]["offset"]), contents)) as ring:
-        assert ring.live().transfers["handle"].tolist() == [7] * (handles == (7, 7, 7))
+    table, offset = forged.table("transfers"), int(forged.header["transfers"]["offset"])
+    for handles in ((7, 7, 7), (7, 7, 8), (7, 7, 0), (0, 7, 7), (6, 7, 7), (7, 8, 7)):
+        contents = []
+        for handle in handles:
+            table["handle"][1] = handle
+            contents.append(table.copy())
+        with RingFile(ChangingFile(forged.write(path), offset, contents)) as ring:
+            assert ring.live().transfers["handle"].tolist() == [7] * (handles == (7, 7, 7))
     table["handle"][1:3] = 7, 8
     before = table.copy()
     table["last_ticks"][1] = 99
-    with RingFile(ChangingFile(forged.write(path), int(forged.header["transfers"]["offset"]), [before])) as ring:
+    with RingFile(ChangingFile(forged.write(path), offset, [before])) as ring:
         assert ring.live().transfers["handle"].tolist() == [8]

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 
 from collector.nccl.aggregator import FOREIGN_PATIENCE_NS, Aggregator, ForeignJoiner
 from collector.nccl.communicators import Origins
@@ -14,8 +13,6 @@ from collector.nccl.transfers import (
     ForeignParts,
     join_operations,
     settle_bytes,
-    step_rows,
-    time_steps,
     time_transfers,
     transfer_rows,
 )
@@ -37,7 +34,6 @@ from tests.collector.nccl.readings import (
     transfer,
 )
 
-RECV = wire.FLAG_STEPS
 MIB = 1 << 20
 
 
@@ -50,63 +46,29 @@ def rows_of(closed: Array, of: Array) -> list[dict[str, Any]]:
     return list(transfer_rows(moved[settle_bytes(moved)], Origins(ORIGIN)).to_pylist())
 
 
-@pytest.mark.parametrize(
-    ("closed", "waits", "about"),
-    [
-        (transfer(), [10, 20, 30, None], ("send", "steps")),
-        (transfer(flags=RECV), [10, 20, None, 40], ("recv", "steps")),
-        (transfer(flags=wire.FLAG_SEND, bytes=0), [None] * 4, ("send", "ops")),
-    ],
-    ids=["a send has no flush", "a receive has no wire", "without steps no wait is known"],
-)
-def test_row_has_the_waits_of_its_direction(closed: Array, waits: list[int | None], about: tuple[str, str]) -> None:
-    (row,) = rows_of(closed, operation())
-    assert [row[f"{wait}_ns"] for wait in ("gpu_wait", "peer_wait", "wire", "flush")] == waits
-    assert (row["direction"], row["detail"]) == about
-    assert (row["steps"], row["bytes"]) == (12, 786_432), "or what the algorithm sends"
-    assert (row["first_ns"], row["last_ns"]) == (T0 + 2 * MS, T0 + 5 * MS)
+PART_BYTES: list[tuple[dict[str, int], int, int | None]] = [
+    ({"func": wire.ALL_REDUCE}, 8, MIB * 2 * 7 // 8 // 2),
+    *(({"func": func}, 4, MIB * 3 // 2) for func in (wire.ALL_GATHER, wire.REDUCE_SCATTER)),
+    ({"func": wire.BROADCAST}, 4, MIB // 2),
+    ({"func": wire.ALL_REDUCE, "algo": wire.TREE}, 8, MIB // 2),
+    ({"func": wire.SEND, "algo": 0, "proto": 0, "peer": 1}, 0, MIB // 2),
+    ({"func": wire.ALL_REDUCE, "proto": wire.LL}, 2, MIB),
+    ({"func": wire.ALL_REDUCE, "proto": wire.LL128}, 2, round(MIB / 2 * 128 / 120)),
+    ({"algo": wire.PAT, "func": wire.ALL_GATHER}, 4, None),
+    *((fields, 4, None) for fields in ({"algo": wire.COLLNET_CHAIN}, {"channels": 0})),
+    ({}, 0, None),  # before v4 nobody tells the size of a communicator
+]
 
 
-@pytest.mark.parametrize(
-    ("fields", "nranks", "expected"),
-    [
-        ({"func": wire.ALL_REDUCE}, 8, MIB * 2 * 7 // 8 // 2),
-        ({"func": wire.ALL_GATHER}, 4, MIB * 3 // 2),
-        ({"func": wire.REDUCE_SCATTER}, 4, MIB * 3 // 2),
-        ({"func": wire.BROADCAST}, 4, MIB // 2),
-        ({"func": wire.ALL_REDUCE, "algo": wire.TREE}, 8, MIB // 2),
-        ({"func": wire.SEND, "algo": 0, "proto": 0, "peer": 1}, 0, MIB // 2),
-        ({"func": wire.ALL_REDUCE, "proto": wire.LL}, 2, MIB),
-        ({"func": wire.ALL_REDUCE, "proto": wire.LL128}, 2, round(MIB / 2 * 128 / 120)),
-        ({"algo": wire.PAT, "func": wire.ALL_GATHER}, 4, None),
-        ({"algo": wire.COLLNET_CHAIN}, 4, None),
-        ({"channels": 0}, 4, None),
-        ({}, 0, None),  # before v4 nobody tells the size of a communicator
-    ],
-)
-def test_algorithm_says_what_a_transfer_moves(fields: dict[str, int], nranks: int, expected: int | None) -> None:
-    of = operation(nranks, **fields)
-    assert of["has_part_bytes"].tolist() == [expected is not None]
-    assert of["part_bytes"].tolist() == [expected] or expected is None
-
-
-def test_transfer_of_unknown_size_has_no_row_and_sizes_that_nccl_did_not_report_are_none() -> None:
+def test_algorithm_says_what_a_transfer_moves_and_one_of_unknown_size_has_no_row() -> None:
+    for fields, nranks, expected in PART_BYTES:
+        of = operation(nranks, **fields)
+        assert of["has_part_bytes"].tolist() == [expected is not None], fields
+        assert of["part_bytes"].tolist() == [expected] or expected is None, fields
     unreported = transfer(bytes=0)
     assert [row["bytes"] for row in rows_of(unreported, operation())] == [786_432]
     assert [row["bytes"] for row in rows_of(unreported, operation(bytes=0, algo=wire.NVLS))] == [0]
     assert rows_of(transfer(bytes=0, flags=wire.FLAG_SEND), operation(algo=wire.NVLS_TREE)) == []
-
-
-def test_step_reports_whether_and_when_it_reached_the_network() -> None:
-    closed = np.concatenate([step(), step(flags=RECV)])
-    stepped = join_operations(time_steps(closed, CLOCKS, [2], NUMBER), operation(), np.zeros(2, np.intp))
-    sent, received = step_rows(stepped, Origins(ORIGIN)).to_pylist()
-    names = ("posted_ns", "wire_ns", "done_ns")
-    times = [tuple(row[name] - T0 - 2 * MS for name in names) for row in (sent, received)]
-    assert times == [(0, 200, 300), (0, 100, 300)]
-    assert (sent["direction"], received["direction"], sent["step"], sent["bytes"]) == ("send", "recv", 3, 65_536)
-    for marks, reached in (((100, wire.BUSY, 300), False), ((wire.BUSY, 200, 300), True)):
-        assert time_steps(step(marks=marks), CLOCKS, [1], NUMBER)["reached"].tolist() == [reached]
 
 
 MAKER, OWNER = replace(IDENTITY, pid=1, tag=0x11), replace(IDENTITY, pid=2, tag=0x22, kernel_channels=False)
@@ -140,28 +102,24 @@ def take(owner: Aggregator, parts: ForeignParts) -> ForeignParts:
     return owner.host.take_foreign(parts, OWNER, owner.member.origin)
 
 
-def test_transfer_and_step_get_the_rank_and_operation_of_their_owner_and_the_rest_is_left() -> None:
+def test_transfer_and_step_get_rank_and_operation_of_their_owner_who_gets_their_times_and_the_rest_is_left() -> None:
     ledger, parts = Ledger(), made_for_others()
     rest = take(owner_of(ledger=ledger), parts)
     assert [table.num_rows for table in ledger.rows().values()] == [0, 0, 0]
     assert np.array_equal(rest.transfers, parts.transfers)
     assert np.array_equal(rest.steps, parts.steps)
-    rest = take(owner_of(1, 2, ledger=ledger), parts)
-    tables = ledger.rows()
+    owner = owner_of(1, 2, ledger=ledger)
+    rest, tables = take(owner, parts), ledger.rows()
     (moved,), (stepped,) = tables["transfers"].to_pylist(), tables["step_samples"].to_pylist()
     assert (moved["host"], moved["rank"], moved["seq"], moved["first_ns"]) == ("h9", 3, 1, T0 + 2 * MS)
     assert (stepped["rank"], stepped["seq"]) == (3, 2)
     assert (rest.transfers["operation"].tolist(), rest.transfers["pid"].tolist()) == ([their(3), their(1)], [2, 5])
     assert len(rest.steps) == 0
-
-
-def test_operation_has_its_times_and_statistics_from_what_others_did_for_it() -> None:
     owner = owner_of(1)
-    take(owner, made_for_others())
+    take(owner, parts)
     tables = owner.fold(reading(comms=[communicator(rank=3)], identity=OWNER), T0 + 5 * SECOND)
-    (written,) = tables["collectives"].to_pylist()
+    (written,), (reported,) = tables["collectives"].to_pylist(), tables["transfer_stats"].to_pylist()
     assert (written["clock"], written["start_ns"], written["end_ns"]) == ("proxy", T0 + 2 * MS, T0 + 5 * MS)
-    (reported,) = tables["transfer_stats"].to_pylist()
     assert (reported["n"], reported["rank"], reported["bytes"]) == (1, 3, 786_432)
 
 

@@ -1,7 +1,7 @@
 """The agent answers questions of the shim with ports on the planned path, and everything else with none."""
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,21 +34,15 @@ def fake_switches(topology: Topology, lost: int = 0) -> Send:
     """Return what answers from leaf, spine and leaf by the hash of the ports; every `lost`-th probe gets none."""
     address = {node.id: node.addresses[0] for node in topology.switches if node.addresses}
 
-    def send(shots: Sequence[Shot]) -> list[Arrival | None]:
-        return [
-            None if lost and number % lost == 0 else Arrival(0, 1, address[_who(shot)], "expired")
-            for number, shot in enumerate(shots)
-        ]
+    def answer(shot: Shot) -> Arrival:
+        who = {1: "leaf0", 2: spine_of(shot.flow.sport, shot.flow.dport), 3: "leaf1"}[shot.ttl]
+        return Arrival(0, 1, address[who], "expired")
 
-    return send
+    return lambda shots: [None if lost and n % lost == 0 else answer(shot) for n, shot in enumerate(shots)]
 
 
 def spine_of(sport: int, dport: int) -> str:
     return f"spine{hash((sport, dport)) % SPINES}"
-
-
-def _who(shot: Shot) -> str:
-    return {1: "leaf0", 2: spine_of(shot.flow.sport, shot.flow.dport), 3: "leaf1"}[shot.ttl]
 
 
 def prober(topology: Topology, lost: int = 0) -> PortProber:
@@ -56,6 +50,9 @@ def prober(topology: Topology, lost: int = 0) -> PortProber:
 
 
 FABRIC = addressed_fabric()
+
+
+QUESTION = b"1 10.0.0.1 10.0.0.3 5201"
 
 
 def choice(spine: int) -> PathChoice:
@@ -81,27 +78,24 @@ def spines(answer: bytes) -> set[str]:
     return {spine_of(int(port), 5201) for port in answer.decode().split(",")}
 
 
-def test_connections_between_two_nics_take_their_paths_by_turns(agent: PathAgent) -> None:
-    answers = [agent.answer(b"1 10.0.0.1 10.0.0.3 5201") for _ in range(3)]
+def test_connections_between_two_nics_take_their_paths_by_turns_until_a_new_plan_comes(
+    agent: PathAgent, choices: list[PathChoice]
+) -> None:
+    answers = [agent.answer(QUESTION) for _ in range(3)]
     assert [spines(answer) for answer in answers] == [{"spine1"}, {"spine3"}, {"spine1"}]
     assert (agent.answered, agent.refused) == (3, 0)
-
-
-def test_a_new_plan_counts_for_the_next_question(agent: PathAgent, choices: list[PathChoice]) -> None:
     choices[:] = [choice(2)]
-    assert spines(agent.answer(b"1 10.0.0.1 10.0.0.3 5201")) == {"spine2"}
+    assert spines(agent.answer(QUESTION)) == {"spine2"}
     for no_path in ({"proto": "roce"}, {"dst": "h9"}):  # for queue pairs, and one that cannot be probed
         choices[:] = [choice(1).model_copy(update=no_path)]
-        assert agent.answer(b"1 10.0.0.1 10.0.0.3 5201") == b"-"
+        assert agent.answer(QUESTION) == b"-"
 
 
-@pytest.mark.parametrize(
-    "end", [b"10.0.0.9 5201", b"10.0.0.3 x", b"10.0.0.3 0", b"10.0.0.3 70000", b"10.0.0.3 1 more"]
-)
-def test_what_is_no_question_about_a_path_gets_none(agent: PathAgent, end: bytes) -> None:
-    questions = [b"1 10.0.0.1 " + end, b"", b"\xff\xfe", b"2 10.0.0.1 10.0.0.3 5201"]
-    assert [agent.answer(question) for question in questions] == [b"-"] * 4
-    assert agent.refused == 4
+def test_what_is_no_question_about_a_path_gets_none(agent: PathAgent) -> None:
+    ends = [b"10.0.0.9 5201", b"10.0.0.3 x", b"10.0.0.3 0", b"10.0.0.3 70000", b"10.0.0.3 1 more"]
+    questions = [*(b"1 10.0.0.1 " + end for end in ends), b"", b"\xff\xfe", QUESTION.replace(b"1", b"2", 1)]
+    assert [agent.answer(question) for question in questions] == [b"-"] * 8
+    assert agent.refused == 8
 
 
 def test_it_is_asked_over_a_socket_that_all_users_may_open_and_goes_on_when_one_hangs_up(
@@ -113,30 +107,21 @@ def test_it_is_asked_over_a_socket_that_all_users_may_open_and_goes_on_when_one_
             asker.settimeout(60)
             asker.connect(str(tmp_path / "agent"))
             if is_asking:
-                asker.send(b"1 10.0.0.1 10.0.0.3 5201")
+                asker.send(QUESTION)
                 assert spines(asker.recv(1024)) == {"spine1"}
 
 
-def test_the_path_of_each_port_is_the_one_that_switches_report() -> None:
-    ports = [(port, 5201) for port in range(40_000, 40_020)]
-    paths = prober(FABRIC).find_paths("eth0", "h2", "eth0", ports)
-    assert set(paths) == set(ports)
-    for (sport, dport), links in paths.items():
-        spine = spine_of(sport, dport)
-        assert links == ("h0/eth0--leaf0", f"leaf0--{spine}", f"leaf1--{spine}", "h2/eth0--leaf1")
-
-
 @pytest.mark.parametrize("lost", [0, 5])
-@pytest.mark.parametrize("spine", range(4))
-def test_ports_lead_over_the_planned_links(spine: int, lost: int) -> None:
-    finder = PortFinder(prober(FABRIC, lost), seed=1)
-    found = finder.find("eth0", "h2", "eth0", 5201, [f"leaf0--spine{spine}"])
-    assert len(found) == WANTED
-    assert {spine_of(port, 5201) for port in found} == {f"spine{spine}"}
-    assert all(port in PORTS for port in found)
-
-
-def test_no_port_is_given_twice() -> None:
+def test_ports_lead_over_the_planned_links_and_none_is_given_twice(lost: int) -> None:
+    for spine in range(SPINES):
+        finder = PortFinder(prober(FABRIC, lost), seed=1)
+        found = finder.find("eth0", "h2", "eth0", 5201, [f"leaf0--spine{spine}"])
+        assert len(found) == WANTED
+        assert {spine_of(port, 5201) for port in found} == {f"spine{spine}"}
+        assert all(port in PORTS for port in found)
+    ends, through = (40_000, 5201), spine_of(40_000, 5201)
+    links = ("h0/eth0--leaf0", f"leaf0--{through}", f"leaf1--{through}", "h2/eth0--leaf1")
+    assert prober(FABRIC).find_paths("eth0", "h2", "eth0", [ends]) == {ends: links}
     finder = PortFinder(prober(FABRIC), seed=1, ports=range(40_000, 41_000))
     given = [port for _ in range(20) for port in finder.find("eth0", "h2", "eth0", 5201, ["leaf0--spine0"])]
     assert len(given) == len(set(given)) == 20 * WANTED

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -14,30 +15,16 @@ from lockstep.host_paths import HostPaths, PathChoice, PathCount, read_plan
 from tests.builders import SECOND
 
 
-def choice(
-    connection: str = "f0", sports: tuple[int, ...] = (4000,), links: tuple[str, ...] = ("leaf0--spine0",)
-) -> PathChoice:
-    return PathChoice(
-        connection=connection,
-        nic="eth0",
-        dst="h1",
-        dst_nic="eth0",
-        links=links,
-        source="10.0.0.1",
-        destination="10.0.0.2",
-        sports=sports,
-    )
+def choice(connection: str = "f0", sports: tuple[int, ...] = (4000,)) -> PathChoice:
+    ends = {"nic": "eth0", "dst": "h1", "dst_nic": "eth0", "source": "10.0.0.1", "destination": "10.0.0.2"}
+    told = {"connection": connection, "links": ("leaf0--spine0",), "sports": sports}
+    return PathChoice.model_validate(ends | told)
 
 
-def paths(generation: int, *choices: PathChoice) -> HostPaths:
-    return HostPaths(
-        host="h0",
-        generation=generation,
-        made_ns=1,
-        lease_end_ns=0,
-        is_enforceable=True,
-        choices=choices or (choice(),),
-    )
+def paths(generation: int, *choices: PathChoice, is_enforceable: bool = True) -> HostPaths:
+    when = {"generation": generation, "made_ns": 1, "lease_end_ns": 0}
+    facts = {"host": "h0", "is_enforceable": is_enforceable, "choices": choices or (choice(),)}
+    return HostPaths.model_validate(facts | when)
 
 
 Answer = Callable[[httpx.Request], httpx.Response]
@@ -63,11 +50,15 @@ def serving(held: list[HostPaths], reported: list[bytes]) -> Answer:
     return answer
 
 
-def test_the_file_follows_the_server_and_an_older_plan_is_left_where_it_is(tmp_path: Path) -> None:
+def test_the_file_follows_the_server_after_its_paths_are_known_and_an_older_plan_is_left_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held = [paths(1)]
-    follows = follower(tmp_path, serving(held, []))
-    follows.follow_once()
-    assert read_plan(tmp_path / "plan") == paths(1).as_file()
+    follows, known = follower(tmp_path, serving(held, [])), list[Sequence[PathChoice]]()
+    with monkeypatch.context() as patch:
+        patch.setattr("collector.path_follower.write_plan", lambda *_: known.append(follows.choices))
+        follows.follow_once()
+    assert known == [paths(1).choices], "programs ask for them as soon as there is a file"
     newer = paths(5, choice(sports=(4001,)))
     for plan in (newer, paths(4, choice(sports=(1,)))):
         held.append(plan)
@@ -76,43 +67,25 @@ def test_the_file_follows_the_server_and_an_older_plan_is_left_where_it_is(tmp_p
         assert (follows.choices, follows.trouble) == (newer.choices, None)
 
 
-def test_paths_are_known_before_the_file_that_has_programs_ask_for_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    follows, known = follower(tmp_path, serving([paths(1)], [])), list[Sequence[PathChoice]]()
-    monkeypatch.setattr("collector.path_follower.write_plan", lambda *_: known.append(follows.choices))
-    follows.follow_once()
-    assert known == [paths(1).choices]
-
-
 def test_plan_that_cannot_be_written_is_fetched_again(tmp_path: Path) -> None:
     follows = follower(tmp_path, serving([paths(1)], []))
     (tmp_path / "plan").mkdir()
     follows.follow_once()
-    assert follows.trouble
-    assert follows.choices == ()
+    assert (bool(follows.trouble), follows.choices) == (True, ())
     (tmp_path / "plan").rmdir()
     follows.follow_once()
     assert read_plan(tmp_path / "plan") == paths(1).as_file()
     assert follows.choices == paths(1).choices
 
 
-@pytest.mark.parametrize("answer", [httpx.Response(500), httpx.Response(200, content=b"x"), None])
-def test_the_last_plan_stays_and_is_known_while_the_server_is_of_no_use(
-    tmp_path: Path, answer: httpx.Response | None
-) -> None:
+def test_the_last_plan_stays_and_is_known_while_the_server_is_of_no_use(tmp_path: Path) -> None:
     follower(tmp_path, serving([paths(1)], [])).follow_once()
-
-    def fail(request: httpx.Request) -> httpx.Response:
-        if answer is None:
-            raise httpx.ConnectError("connection refused")
-        return answer
-
-    follows = follower(tmp_path, fail)
-    follows.follow_once()
-    assert read_plan(tmp_path / "plan") == paths(1).as_file()
-    assert follows.trouble
-    assert follows.choices == (choice(),)
+    for answer in (httpx.Response(500), httpx.Response(200, content=b"x"), httpx.ConnectError("refused")):
+        follows = follower(tmp_path, Mock(side_effect=[answer]))
+        follows.follow_once()
+        assert read_plan(tmp_path / "plan") == paths(1).as_file()
+        assert follows.trouble
+        assert follows.choices == (choice(),)
 
 
 def test_a_host_without_a_plan_has_no_file_and_no_trouble_and_advice_is_no_path(tmp_path: Path) -> None:
@@ -120,7 +93,7 @@ def test_a_host_without_a_plan_has_no_file_and_no_trouble_and_advice_is_no_path(
     follows.follow_once()
     assert not (tmp_path / "plan").exists()
     assert follows.trouble is None
-    advised = follower(tmp_path, serving([paths(3).model_copy(update={"is_enforceable": False})], []))
+    advised = follower(tmp_path, serving([paths(3, is_enforceable=False)], []))
     advised.follow_once()
     assert advised.choices == ()
     with pytest.raises(BadInput, match="is not the address of a server"):
@@ -189,15 +162,18 @@ def counts(enforced: int, generation: int = 1, **reasons: int) -> PathCount:
     return PathCount(generation=generation, planned=planned, enforced=enforced, reasons=reasons)
 
 
-def test_a_file_goes_when_its_process_has_and_counts_all_the_same(host: Host) -> None:
+def test_a_file_goes_when_its_process_has_once_all_of_it_is_counted_and_counts_all_the_same(host: Host) -> None:
     file = host.tell(77, line(), line("busy"))
     assert host.reports.count(1) == counts(1, busy=1)
-    assert host.tidy(61, file) == 1
-    assert not file.exists()
-    assert host.reports.count(1) == counts(1, busy=1)
     host.tell(77, line())
+    assert host.tidy(61, file) == 0, "something was reported after the count"
+    for _ in range(2):
+        assert host.reports.count(1) == counts(2, busy=1), "counted once"
+    assert (host.tidy(61, file), file.exists()) == (1, False)
     assert host.reports.count(1) == counts(2, busy=1)
-    assert host.reports.count(1) == counts(2, busy=1), "counted once"
+    host.tell(77, *(line(generation=generation) for generation in (1, 2, 3)))
+    assert host.reports.count(1) == counts(3, busy=1)
+    assert host.reports.count(3) == counts(5, generation=3, busy=1), "of a plan to come when it has come"
 
 
 def test_the_file_of_a_process_that_lives_stays_for_a_day_and_one_written_just_now_for_a_minute(host: Host) -> None:
@@ -206,21 +182,6 @@ def test_the_file_of_a_process_that_lives_stays_for_a_day_and_one_written_just_n
     host.reports.count(1)
     assert [host.tidy(after_s, other) for after_s in (59, 61)] == [0, 1]
     assert [host.tidy(after_s, file) for after_s in (DAY_S - 1, DAY_S)] == [0, 1]
-
-
-def test_what_was_reported_after_the_count_is_counted_before_the_file_goes(host: Host) -> None:
-    file = host.tell(77, line())
-    host.reports.count(1)
-    host.tell(77, line())
-    assert host.tidy(61, file) == 0
-    assert host.reports.count(1) == counts(2)
-    assert host.tidy(61, file) == 1
-
-
-def test_connections_of_a_plan_to_come_are_counted_when_it_has_come(host: Host) -> None:
-    host.tell(77, *(line(generation=generation) for generation in (1, 2, 3)))
-    assert host.reports.count(2) == counts(2, generation=2)
-    assert host.reports.count(3) == counts(3, generation=3)
 
 
 def test_words_that_the_shim_does_not_know_and_files_too_large_are_no_outcomes(host: Host) -> None:
@@ -244,12 +205,8 @@ def test_what_is_no_plain_file_of_a_process_is_neither_read_nor_removed(host: Ho
     assert host.reports.count(1) == counts(0)
     assert host.tidy(2 * DAY_S, open_to_all) == 0
     assert len(list(host.folder.iterdir())) == 6
-
-
-def test_a_directory_that_others_may_change_is_not_read(host: Host) -> None:
     file = host.tell(77, line())
-    host.folder.chmod(0o777)
-    assert host.reports.count(1) == counts(0)
-    assert host.tidy(61, file) == 0
+    host.folder.chmod(0o777)  # others may change the directory
+    assert (host.reports.count(1), host.tidy(61, file)) == (counts(0), 0)
     host.folder.chmod(0o1777)
     assert host.reports.count(1) == counts(1)

@@ -38,19 +38,25 @@ def take_all(waiting: ProbeOrders, now_ns: int = T0) -> list[Flow]:
     return taken
 
 
-def test_detail_request_becomes_probes_of_its_ports_as_often_as_it_says_and_once() -> None:
+def test_detail_request_becomes_probes_of_its_ports_as_often_as_it_says_once_until_it_expires() -> None:
     waiting = orders()
     assert waiting.take_in([request("a", kind="detail"), request("b", host="h1")]) == []
     assert take_all(waiting) == []
     flows = [Flow("eth0", "h1", "eth0", "tcp", sport, 80) for sport in (50_000, 50_001)]
-    for _ in range(3):
-        assert waiting.take_in([request(ports=2, count=3, dport=80)]) == []
-    assert take_all(waiting) == flows * 3
-    waiting.take_in([request(ports=2, count=3, dport=80)])
-    assert take_all(waiting) == []
+    for taken in (flows * 3, []):
+        assert waiting.take_in([request(ports=2, count=3, dport=80)] * 3) == []
+        assert take_all(waiting) == taken
     waiting.take_in([request("w2", count=5)])
     assert waiting.next(T0) is not None
     assert waiting.next(T0 + SECOND) is None, "it has expired"
+    for topology in (rail_optimised(hosts=2, rails=2, spines=1), dual_plane(2, 1, 1)):
+        waiting = orders(topology)
+        waiting.take_in([request(dst_nic="eth1")])
+        assert [flow.src_nic for flow in take_all(waiting)] == ["eth1"], "of the same rail or plane"
+    waiting = orders()
+    refusals = waiting.take_in([request(str(number), count=MOST_PENDING // 4) for number in range(6)])
+    assert [refusal.request for refusal in refusals] == ["4", "5"], "together they stay within the bound"
+    assert len(take_all(waiting)) == MOST_PENDING
 
 
 @pytest.mark.parametrize(
@@ -82,20 +88,6 @@ def test_detail_request_that_cannot_be_carried_out_is_refused_once_with_the_reas
     assert len(refusal.reason) < 200
     assert waiting.take_in([request(**details)]) == []
     assert take_all(waiting) == []
-
-
-def test_detail_requests_together_stay_within_the_bound() -> None:
-    waiting = orders()
-    refusals = waiting.take_in([request(str(number), count=MOST_PENDING // 4) for number in range(6)])
-    assert [refusal.request for refusal in refusals] == ["4", "5"]
-    assert len(take_all(waiting)) == MOST_PENDING
-
-
-def test_probe_leaves_through_the_nic_of_the_same_rail_or_plane() -> None:
-    for topology in (rail_optimised(hosts=2, rails=2, spines=1), dual_plane(2, 1, 1)):
-        waiting = orders(topology)
-        waiting.take_in([request(dst_nic="eth1")])
-        assert [flow.src_nic for flow in take_all(waiting)] == ["eth1"]
 
 
 def test_address_book_takes_what_the_topology_names_and_complains_about_the_rest() -> None:

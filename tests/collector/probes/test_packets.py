@@ -1,13 +1,16 @@
 """Packets are byte for byte those of scapy, each with its own port, TTL and token; answers find their packet."""
 
-from dataclasses import replace
+import os
+import resource
+import socket
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scapy.contrib.roce import BTH
-from scapy.layers.inet import ICMP, IP, TCP, UDP, IPerror, TCPerror, UDPerror
-from scapy.packet import Packet, Raw
+from scapy.layers.inet import ICMP, IP, TCP, UDP, IPerror, UDPerror
+from scapy.packet import Raw
 
 from collector.probes.packets import (
     Answer,
@@ -20,6 +23,8 @@ from collector.probes.packets import (
     read_icmp,
     read_reset,
 )
+from collector.probes.sockets import RawExchange
+from lockstep.clock import SystemClock
 
 SOURCE, TARGET, SWITCH = "10.1.0.1", "10.2.0.9", "10.9.9.9"
 
@@ -67,29 +72,24 @@ def test_tokens_that_follow_each_other_differ_and_never_leave_the_identification
         assert all(token & 0xFFFF for token in tokens)
 
 
-@pytest.mark.parametrize(("proto", "token"), [("tcp", 0xDEADBEEF), ("udp", 77), ("roce", 77)])
-@pytest.mark.parametrize("quoted", [28, 1500], ids=["shortest quote", "whole quote"])
-def test_time_exceeded_of_a_switch_names_switch_and_packet(proto: str, token: int, quoted: int) -> None:
-    each = shot(proto, token=token)
-    error = bytes(IP(src=SWITCH, dst=SOURCE) / ICMP(type=11, code=0)) + build_packets([each])[0][:quoted]
-    assert read_icmp(error) == Answer(each.key, SWITCH, "expired")
-
-
-@pytest.mark.parametrize(("proto", "inner"), [("tcp", TCPerror(seq=5)), ("udp", UDPerror())])
-def test_icmp_error_that_scapy_builds_is_read_too(proto: str, inner: Packet) -> None:
-    inner.sport, inner.dport = 50_000, 4791
-    quote = IPerror(src=SOURCE, dst=TARGET, id=5) / inner
-    found = read_icmp(bytes(IP(src=SWITCH, dst=SOURCE) / ICMP(type=11) / quote))
-    assert found == Answer(shot(proto, token=5).key, SWITCH, "expired")
-
-
-@pytest.mark.parametrize(
-    ("responder", "code", "kind"), [(TARGET, 3, "reached"), (SWITCH, 3, "refused"), (TARGET, 13, "refused")]
-)
-def test_only_the_destination_s_closed_port_means_that_it_was_reached(responder: str, code: int, kind: str) -> None:
+def test_time_exceeded_of_a_switch_names_switch_and_packet_and_only_the_destination_s_closed_port_is_reached() -> (
+    None
+):
+    for proto, token, quoted in (
+        ("tcp", 0xDEADBEEF, 28),
+        ("tcp", 0xDEADBEEF, 1500),
+        ("udp", 77, 28),
+        ("roce", 77, 28),
+    ):
+        each = shot(proto, token=token)
+        error = bytes(IP(src=SWITCH, dst=SOURCE) / ICMP(type=11, code=0)) + build_packets([each])[0][:quoted]
+        assert read_icmp(error) == Answer(each.key, SWITCH, "expired")
     each = shot("udp")
-    answer = read_icmp(bytes(IP(src=responder, dst=SOURCE) / ICMP(type=3, code=code)) + build_packets([each])[0])
-    assert answer == Answer(each.key, responder, kind)  # type: ignore[arg-type]  # a parameter has no literal type
+    for responder, code, kind in ((TARGET, 3, "reached"), (SWITCH, 3, "refused"), (TARGET, 13, "refused")):
+        error = bytes(IP(src=responder, dst=SOURCE) / ICMP(type=3, code=code)) + build_packets([each])[0]
+        answer = read_icmp(error)
+        assert answer
+        assert (answer.key, answer.responder, answer.kind) == (each.key, responder, kind)
 
 
 def test_reset_repeats_the_token_and_other_segments_and_messages_are_no_answers() -> None:
@@ -130,11 +130,37 @@ def test_answer_is_matched_once_and_timed_and_one_to_what_we_never_sent_changes_
     assert not batch.is_complete
     batch.note_unsent(0)
     assert batch.is_complete, "what could not be sent is not waited for"
+    for at_ns, rtt_ns in ((50, 0), (10**18, 1_000)):  # the clock is set meanwhile
+        batch = Batch([shot()], timeout_ns=1_000)
+        batch.note_sent(0, 100)
+        batch.take([(answer(shot()), at_ns)])
+        assert batch.arrivals == [Arrival(100, rtt_ns, SWITCH, "expired")]
 
 
-@pytest.mark.parametrize(("at_ns", "rtt_ns"), [(50, 0), (10**18, 1_000)], ids=["set back", "set ahead"])
-def test_clock_that_is_set_meanwhile_gives_no_impossible_round_trip(at_ns: int, rtt_ns: int) -> None:
-    batch = Batch([shot()], timeout_ns=1_000)
-    batch.note_sent(0, 100)
-    batch.take([(answer(shot()), at_ns)])
-    assert batch.arrivals[0] == replace(Arrival(100, 0, SWITCH, "expired"), rtt_ns=rtt_ns)
+_MANY = 1_100  # select() takes descriptors below 1,024
+
+
+@pytest.fixture
+def many_open_files() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4 * _MANY), hard))
+    opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(_MANY)]
+    yield
+    for descriptor in opened:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.needs_root
+@pytest.mark.usefixtures("many_open_files")
+def test_a_probe_is_answered_on_a_descriptor_above_those_of_select() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        closed = taken.getsockname()[1]
+    exchange = RawExchange(SystemClock(), timeout_s=2.0)
+    shot = Shot(Flow("lo", "h0", "lo", "tcp", 40_001, closed), "127.0.0.1", "127.0.0.1", 1, fit_token("tcp", 7))
+    try:
+        (arrival,) = exchange.run([shot])
+    finally:
+        exchange.close()
+    assert arrival is not None
+    assert (arrival.kind, arrival.responder) == ("reached", "127.0.0.1")

@@ -49,24 +49,19 @@ def test_answers_settle_the_path_as_far_as_the_topology_leaves_no_choice(
         assert len(path.links) == (len(hops) + 1 if path.is_complete else 0)
 
 
-def test_path_names_its_links_and_the_hops_that_are_open() -> None:
+def test_path_names_its_links_and_the_hops_that_are_open_and_parallel_links_halve_the_certainty_of_a_guess() -> None:
     two, three = PathFinder(TWO_TIERS, "h0"), PathFinder(THREE_TIERS, "h0")
-    path = two.resolve(flow(), ["spine1"])
+    path, layers = two.resolve(flow(), ["spine1"]), three.layers("eth0", "h15", "eth0")
     assert path is not None
     assert path.links == ("h0/eth0--leaf0", "leaf0--spine1", "leaf1--spine1", "h2/eth0--leaf1")
-    layers = three.layers("eth0", "h15", "eth0")
     assert layers is not None
     assert layers.open == [2, 3, 4]
     assert [two.layers("eth0", dst, "eth0") for dst in ("h0", "stranger")] == [None, None]
-
-
-def test_parallel_links_halve_the_certainty_unless_the_port_is_named() -> None:
     finder = PathFinder(with_parallel_links(TWO_TIERS), "h0")
-    guess, named = finder.resolve(flow(), ["spine0"]), finder.resolve(flow(), ["spine0/swp2"])
-    assert guess is not None
-    assert named is not None
-    assert (guess.certainty, guess.links[1]) == (0.5, "cable1")
-    assert (named.certainty, named.links[1]) == (1.0, "cable2")
+    for seen, certainty, link in (("spine0", 0.5, "cable1"), ("spine0/swp2", 1.0, "cable2")):
+        path = finder.resolve(flow(), [seen])
+        assert path is not None
+        assert (path.certainty, path.links[1]) == (certainty, link)
 
 
 LEFT, RIGHT = FlowPath(("leaf0", "spine0", "leaf1"), ("a",)), FlowPath(("leaf0", "spine1", "leaf1"), ("b",))

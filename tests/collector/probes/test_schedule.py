@@ -14,7 +14,6 @@ from collector.probes.schedule import (
     ProbeOrders,
     Round,
     Schedule,
-    plan_round,
     read_outcomes,
     shots_of,
 )
@@ -54,16 +53,17 @@ def test_budget_lets_the_rate_through(steps: list[tuple[float, int, bool]]) -> N
         assert budget.take(packets) == is_granted
 
 
-def test_mesh_stays_within_the_rate_and_leaves_no_pair_out() -> None:
+def test_mesh_stays_within_the_rate_leaves_no_pair_out_and_changes_its_ports_from_lap_to_lap() -> None:
     host = Host(MeshOptions(packets_per_s=20, ports=2))
-    seen, packets = set(), 0
     seconds = round(host.schedule.lap_s) + 1
-    for second in range(seconds):
-        rounds = host.schedule.choose(T0 + second * SECOND)
-        packets += sum(each.packets for each in rounds)
-        seen |= {each.flow.dst for each in rounds}
-    assert seen == {"h1", "h2", "h3"}
-    assert packets <= 20 * seconds + 40
+    rounds = [each for second in range(seconds) for each in host.schedule.choose(T0 + second * SECOND)]
+    assert {each.flow.dst for each in rounds} == {"h1", "h2", "h3"}
+    assert sum(each.packets for each in rounds) <= 20 * seconds + 40
+    host = Host(MeshOptions(packets_per_s=1000, ports=2), leaf_spine(hosts=2, nics_per_host=1, leaves=1, spines=1))
+    laps = [host.schedule.choose(T0 + number * host.schedule.step_ns) for number in range(3)]
+    ports = [tuple(each.flow.sport for each in lap) for lap in laps]
+    assert len(set(ports)) == 3
+    assert all(0xC000 <= sport < 0xC000 + 128 for pair in ports for sport in pair)
 
 
 def test_step_is_long_enough_to_trace_every_flow_of_a_pair_and_a_thousand_hosts_take_seven_minutes() -> None:
@@ -72,14 +72,6 @@ def test_step_is_long_enough_to_trace_every_flow_of_a_pair_and_a_thousand_hosts_
     assert host.schedule.step_ns == 8 * SECOND // 20
     topology = leaf_spine(hosts=1_000, nics_per_host=1, leaves=40, spines=2)
     assert Host(MeshOptions(packets_per_s=20), topology).schedule.lap_s == 390.0
-
-
-def test_ports_change_from_lap_to_lap() -> None:
-    host = Host(MeshOptions(packets_per_s=1000, ports=2), leaf_spine(hosts=2, nics_per_host=1, leaves=1, spines=1))
-    laps = [host.schedule.choose(T0 + number * host.schedule.step_ns) for number in range(3)]
-    ports = [[each.flow.sport for each in rounds] for rounds in laps]
-    assert len({tuple(pair) for pair in ports}) == 3
-    assert all(0xC000 <= sport < 0xC000 + 128 for pair in ports for sport in pair)
 
 
 def test_detail_requests_come_first_within_the_same_budget_and_a_pause_is_not_made_up_for() -> None:
@@ -93,18 +85,7 @@ def test_detail_requests_come_first_within_the_same_budget_and_a_pause_is_not_ma
     assert sum(each.packets for each in meshed.schedule.choose(T0 + 86_400 * SECOND)) <= 20
 
 
-def test_path_that_is_fresh_is_not_asked_for_again() -> None:
-    host = Host(MeshOptions(packets_per_s=100, is_on=False))
-    path = FlowPath(("leaf0", "spine1", "leaf1"), ("a", "b", "c", "d"))
-    host.orders.take_in([request("1", dst="h2", proto="roce")])
-    (unknown,) = host.schedule.choose(T0)
-    host.catalogue.learn(unknown.flow, path, T0)
-    host.orders.take_in([request("2", dst="h2", proto="roce")])
-    (known,) = host.schedule.choose(T0)
-    assert (unknown.asked, known.asked) == ((2,), ())
-
-
-def test_probe_with_the_port_of_a_live_socket_does_not_go_to_the_host() -> None:
+def test_only_tcp_without_a_live_socket_goes_to_the_host_and_a_fresh_path_is_not_asked_for_again() -> None:
     host = Host(MeshOptions(packets_per_s=100, is_on=False))
     with closing(socket.create_server(("127.0.0.1", 0))) as live:
         port = live.getsockname()[1]
@@ -112,16 +93,14 @@ def test_probe_with_the_port_of_a_live_socket_does_not_go_to_the_host() -> None:
         (held,) = host.schedule.choose(T0)
     host.orders.take_in([request("free", dst="h2", sport=port)])
     (free,) = host.schedule.choose(T0)
-    assert (held.ends_at_host, held.end_ttl, free.ends_at_host) == (False, 3, True)
-
-
-def test_only_tcp_reaches_the_host() -> None:
-    layers = PathFinder(FABRIC, "h0").layers("eth0", "h2", "eth0")
-    assert layers is not None
-    for proto, end_ttl in (("tcp", 64), ("udp", 3), ("roce", 3)):
-        flow = Flow("eth0", "h2", "eth0", proto, 1, 2)
-        planned = plan_round(flow, "10.0.0.1", "10.0.0.3", layers, is_traced=True, is_live=False)
-        assert (planned.end_ttl, planned.asked, planned.packets) == (end_ttl, (2,), 2)
+    assert [(each.ends_at_host, each.end_ttl) for each in (held, free)] == [(False, 3), (True, 64)]
+    for proto in ("udp", "roce"):
+        host.orders.take_in([request(proto, dst="h2", proto=proto)])
+        (unknown,) = host.schedule.choose(T0)
+        assert (unknown.end_ttl, unknown.asked, unknown.packets) == (3, (2,), 2)
+        host.catalogue.learn(unknown.flow, FlowPath(("leaf0", "spine1", "leaf1"), ("a", "b", "c", "d")), T0)
+        host.orders.take_in([request(f"{proto} again", dst="h2", proto=proto)])
+        assert [each.asked for each in host.schedule.choose(T0)] == [()]
 
 
 def round_of(proto: str = "tcp", end_ttl: int = 64, asked: tuple[int, ...] = (2,)) -> Round:

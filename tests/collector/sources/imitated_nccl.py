@@ -48,14 +48,8 @@ def rank_with_log(root: Path, text: str | bytes, pid: int = REAL_PID, **about: A
 
 
 def tcp(inode: int = 1, **about: Any) -> TcpSocket:
-    values: dict[str, Any] = {
-        "local": "127.0.0.1",
-        "lport": 40_000,
-        "remote": "127.0.0.1",
-        "rport": 50_000,
-        "bytes_sent": 0,
-    }
-    return TcpSocket(inode=inode, **({"cookie": inode} | values | about))
+    values: dict[str, Any] = {"local": "127.0.0.1", "lport": 40_000, "remote": "127.0.0.1", "rport": 50_000}
+    return TcpSocket(**({"inode": inode, "cookie": inode, "bytes_sent": 0} | values | about))
 
 
 def pair(lqpn: int, rqpn: int | None, pid: int = REAL_PID, device: str = "mlx5_0", **about: Any) -> QueuePair:

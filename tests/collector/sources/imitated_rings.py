@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -104,24 +104,17 @@ def held(path: Path, **claims: bytes | int) -> Iterator[int]:
         process.kill()
 
 
-def recording(
-    library: Path, folder: Path, *before: str, **environment: str
-) -> AbstractContextManager["subprocess.Popen[str]"]:
-    """Run a rank that records through the real plugin; `before` stands before its command, such as unshare."""
-    return _rank([*before, *_PLAY, str(library)], folder, environment)
-
-
-def resting(
-    library: Path, folder: Path, count: int, **environment: str
-) -> AbstractContextManager["subprocess.Popen[str]"]:
-    """Run a rank that records through the real plugin, so many operations whenever `do_more` says so."""
-    return _rank([*_PLAY, str(library), str(count)], folder, environment)
-
-
 @contextmanager
-def _rank(command: list[str], folder: Path, environment: Mapping[str, str]) -> Iterator["subprocess.Popen[str]"]:
+def recording(
+    library: Path, folder: Path, *before: str, count: str = "", **environment: str
+) -> Iterator["subprocess.Popen[str]"]:
+    """Run a rank that records through the real plugin; `before` stands before its command, such as unshare.
+
+    With a count it does so many operations whenever `do_more` says so, and rests otherwise.
+    """
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("LOCKSTEP_", "SLURM_"))}
     reported = {"LOCKSTEP_RING_DIR": str(folder), "LOCKSTEP_DETAIL": "transfers", "LOCKSTEP_RING_MIB": "4"}
+    command = [*before, *_PLAY, str(library), *([count] if count else [])]
     whose, pipe = {**ours, **reported, **environment}, subprocess.PIPE
     with subprocess.Popen(command, cwd=REPO, env=whose, stdin=pipe, stdout=pipe, text=True) as job:
         assert job.stdout is not None

@@ -64,50 +64,36 @@ def test_real_log_gives_each_connection_once_with_its_communicator_and_nic(tmp_p
     about = {summary(row, "nic transport source confidence job") for row in rows}
     assert about == {("lo", "socket", "nccl_log", 0.95, "7")}
     assert (len(rows), len(found), len(events)) == (20, 20, 2)
+    schemas = {name: schema_of(TABLE_BY_NAME[name]) for name in ("connections", "events")}
+    assert {name: rows.schema for name, rows in host.reading.tables.items()} == schemas
     assert host.look() == ([], [])
 
 
-def test_connection_that_comes_later_is_reported_then(tmp_path: Path) -> None:
-    log, host = logged(tmp_path, IB + COMM)
-    assert host.rows() == []
-    with log.open("a") as file:
-        file.write(SEND)
-    (row,) = host.rows()
-    assert summary(row, "comm rank peer nic transport") == (0x2A, 1, 2, "mlx5_1", "ib")
-    assert row["seen_ns"] == host.reading.watermark_ns == host.now_ns
-    schemas = {name: schema_of(TABLE_BY_NAME[name]) for name in ("connections", "events")}
-    assert {name: rows.schema for name, rows in host.reading.tables.items()} == schemas
-
-
-JOINED = f"{HEAD}NET/IB : Made virtual device [2] name=mlx5_0+mlx5_1 speed=800000 ndevs=2\n"
-
-
-PROXIED = SEND.replace("IB/1", "IB/2(3)").replace("00/0", "05/0")
-
-
-@pytest.mark.parametrize(
-    ("text", "is_named", "expected"),
-    [
-        (IB + COMM + JOINED + PROXIED, False, ("mlx5_0,mlx5_1", "ib", 3, 5)),
-        (IB + COMM + SEND, True, ("eth1", "ib", None, 0)),
-        (COMM + f"{HEAD}Channel 00/0 : 1[0] -> 0[0] via P2P/CUMEM\n", False, (None, "p2p", None, 0)),
-    ],
-    ids=["joined NICs behind a proxy", "named by the topology", "inside the host"],
-)
-def test_connection_has_its_nics_and_the_rank_of_its_proxy(
-    tmp_path: Path, text: str, is_named: bool, expected: tuple[Any, ...]
-) -> None:
+def test_connection_has_its_nics_joined_or_named_by_the_topology_and_the_rank_of_its_proxy(tmp_path: Path) -> None:
+    joined = f"{HEAD}NET/IB : Made virtual device [2] name=mlx5_0+mlx5_1 speed=800000 ndevs=2\n"
+    proxied = SEND.replace("IB/1", "IB/2(3)").replace("00/0", "05/0")
+    inside = f"{HEAD}Channel 00/0 : 1[0] -> 0[0] via P2P/CUMEM\n"
     imitate_port(tmp_path, "mlx5_1", netdev="eth1")
-    rank_with_log(tmp_path, text)
-    (row,) = Host(tmp_path, topology=topology("eth1") if is_named else None).rows()
-    assert summary(row, "nic transport proxy_rank channel") == expected
+    log = rank_with_log(tmp_path, "")
+    for text, named, expected in (
+        (IB + COMM + joined + proxied, None, ("mlx5_0,mlx5_1", "ib", 3, 5)),
+        (IB + COMM + SEND, topology("eth1"), ("eth1", "ib", None, 0)),
+        (COMM + inside, None, (None, "p2p", None, 0)),
+    ):
+        log.write_text(text)
+        (row,) = Host(tmp_path, topology=named).rows()
+        assert summary(row, "nic transport proxy_rank channel") == expected
 
 
 def test_failed_completion_is_an_event_of_its_nic_or_the_only_one_in_use_or_the_host_reported_once(
     tmp_path: Path,
 ) -> None:
-    log, host = logged(tmp_path, IB + COMM + SEND)
-    host.look()
+    log, host = logged(tmp_path, IB + COMM)
+    assert host.rows() == []
+    log.write_text(IB + COMM + SEND)
+    (row,) = host.rows()
+    assert summary(row, "comm rank peer nic transport") == (0x2A, 1, 2, "mlx5_1", "ib")
+    assert row["seen_ns"] == host.reading.watermark_ns == host.now_ns
     log.write_text(IB + COMM + SEND + ERROR)
     os.utime(log, ns=(host.now_ns + SECOND,) * 2)
     (event,) = host.events()
@@ -184,8 +170,10 @@ def test_collector_that_starts_again_reports_connections_and_not_the_same_warnin
 OTHERS: list[dict[str, Any]] = [{"bytes_sent": 1_000}, {"rport": 443}, {"lport": 29_500}, {"local": "10.9.9.9"}]
 
 
-def test_socket_that_sends_bulk_data_gives_the_connection_its_port_and_others_are_not_nccls(tmp_path: Path) -> None:
-    _, host = logged(tmp_path, COMM + SOCKETS, sockets=[9])
+def test_socket_that_sends_bulk_data_gives_the_connection_its_port_or_what_several_share_and_others_are_not_nccls(
+    tmp_path: Path,
+) -> None:
+    log, host = logged(tmp_path, COMM + SOCKETS, sockets=[8, 9])
     host.sockets = [tcp(9, bytes_sent=0), tcp(10, bytes_sent=0)]
     assert [row["sport"] for row in host.rows()] == [None]
     for about in OTHERS:
@@ -198,11 +186,8 @@ def test_socket_that_sends_bulk_data_gives_the_connection_its_port_and_others_ar
     assert summary(row, "comm peer channel nic sport") == (0x2A, 2, 0, "lo", 45_001)
     assert summary(row, "remote source") == ("127.0.0.1", "nccl_log")
     assert host.rows() == []
-
-
-def test_sockets_that_could_be_several_channels_know_only_what_these_share(tmp_path: Path) -> None:
-    more = f"{HEAD}Channel 01/0 : 1[0] -> 2[0] [send] via NET/Socket/0\n"
-    _, host = logged(tmp_path, COMM + SOCKETS + more, sockets=[8, 9])
+    log.write_text(COMM + SOCKETS + f"{HEAD}Channel 01/0 : 1[0] -> 2[0] [send] via NET/Socket/0\n")
+    host = Host(tmp_path)
     host.sockets = [tcp(8), tcp(9)]
     assert len(host.rows()) == 2
     ports = {8: 45_001, 9: 45_002}
@@ -275,13 +260,19 @@ def test_graph_says_which_nic_a_channel_uses_where_there_is_no_log(tmp_path: Pat
     assert host.rows() == []
 
 
-@pytest.mark.parametrize("nics", [("eth1",), ("eth0", "eth1"), ()])
-def test_topology_knows_the_nic_of_a_gpu_once_nothing_better_came(tmp_path: Path, nics: tuple[str, ...]) -> None:
-    rank_with_log(tmp_path, COMM)
-    host = Host(tmp_path, topology=topology(*nics))
-    assert [host.rows(), host.rows()] == [[], []]
-    guess = [("topology", "eth1", "send"), ("topology", "eth1", "recv")]
-    assert [summary(row, "source nic direction") for row in host.rows()] == (guess if len(nics) == 1 else [])
+def test_topology_knows_the_nic_of_a_gpu_once_nothing_better_came_and_a_network_keeps_its_transport(
+    tmp_path: Path,
+) -> None:
+    log = rank_with_log(tmp_path, COMM)
+    for nics in (("eth1",), ("eth0", "eth1"), ()):
+        host = Host(tmp_path, topology=topology(*nics))
+        assert [host.rows(), host.rows()] == [[], []]
+        guess = [("topology", "eth1", "send"), ("topology", "eth1", "recv")]
+        assert [summary(row, "source nic direction") for row in host.rows()] == (guess if len(nics) == 1 else [])
+    log.write_text(COMM + f"{HEAD}Channel 00/0 : 1[0] -> 2[0] [send] via NET/AWS Libfabric/5/GDRDMA\n")
+    host = Host(tmp_path, topology=topology("eth1"))
+    found = [summary(row, "source transport nic peer") for _ in range(4) for row in host.rows()]
+    assert found == [("nccl_log", "ofi", None, 2), *[("topology", "ofi", "eth1", None)] * 2]
 
 
 def test_only_nic_of_a_host_is_the_last_resort_and_gives_way_to_better(tmp_path: Path) -> None:
@@ -293,13 +284,6 @@ def test_only_nic_of_a_host_is_the_last_resort_and_gives_way_to_better(tmp_path:
     assert found == [("only_nic", "eth0", "socket", way, None) for way in ("send", "recv")]
     log.write_text(COMM + IB + SEND)
     assert [summary(row, "source nic comm") for row in host.rows()] == [("nccl_log", "mlx5_1", 0x2A)]
-
-
-def test_network_without_named_devices_gets_the_nic_of_its_gpu_and_keeps_its_transport(tmp_path: Path) -> None:
-    rank_with_log(tmp_path, COMM + f"{HEAD}Channel 00/0 : 1[0] -> 2[0] [send] via NET/AWS Libfabric/5/GDRDMA\n")
-    host = Host(tmp_path, topology=topology("eth1"))
-    found = [summary(row, "source transport nic peer") for _ in range(4) for row in host.rows()]
-    assert found == [("nccl_log", "ofi", None, 2), *[("topology", "ofi", "eth1", None)] * 2]
 
 
 def test_problems_are_reported_once_and_hide_nobody_else(tmp_path: Path) -> None:

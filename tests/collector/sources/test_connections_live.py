@@ -91,11 +91,3 @@ def test_connection_of_a_real_process_is_found_also_in_a_namespace_of_its_own(tm
         (row,) = rank.rows
         assert (row["comm"], row["channel"], row["nic"], row["source"]) == (0x2A, 0, "lo", "nccl_log")
         assert (row["local"], row["remote"]) == ("127.0.0.1", "127.0.0.1")
-
-
-def test_real_process_without_a_log_is_known_by_its_sockets_alone(tmp_path: Path) -> None:
-    with live_rank(tmp_path / "never-written.log") as rank:
-        assert rank.look() == []
-        eventually(rank.is_seen_to_send)
-        (row,) = rank.rows
-        assert (row["nic"], row["source"], row["confidence"], row["comm"]) == ("lo", "inet_diag", 0.5, None)

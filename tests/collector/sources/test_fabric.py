@@ -11,7 +11,6 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 from structlog.testing import capture_logs
 
 from collector.sources import fabric, fabric_ports
@@ -63,27 +62,23 @@ def exporter(answer: Answer) -> Iterator[Exporter]:
             running.released.set()
 
 
-def hangs(running: Callable[[], Exporter]) -> Answer:
-    """Answer nothing until the test ends."""
-
-    def answer(_: Quiet) -> None:
-        running().released.wait()
-
-    return answer
-
-
-def drips(running: Callable[[], Exporter]) -> Answer:
-    """Answer a byte now and then, so that no single read ever waits long."""
+def hangs(running: Callable[[], Exporter], drip: bytes = b"") -> Answer:
+    """Answer nothing until the test ends, or a byte now and then, so that no single read ever waits long."""
 
     def answer(request: Quiet) -> None:
-        request.send_response(200)
-        request.send_header("Content-Type", TEXT)
-        request.end_headers()
+        if drip:
+            begin_text(request)
         while not running().released.wait(0.02):
-            request.wfile.write(b"#")
+            request.wfile.write(drip)
             request.wfile.flush()
 
     return answer
+
+
+def begin_text(request: Quiet) -> None:
+    request.send_response(200)
+    request.send_header("Content-Type", TEXT)
+    request.end_headers()
 
 
 Row = dict[str, Any]  # Any: what a row holds
@@ -139,7 +134,11 @@ def complaint_of(folder: Path, url: str, clock: Clock | None = None, **settings:
 
 
 def test_exporter_that_hangs_or_drips_delays_nobody_and_is_given_up(tmp_path: Path) -> None:
-    with exporter(says(SNMP)) as well, exporter(hangs(lambda: stuck)) as stuck, exporter(drips(lambda: slow)) as slow:
+    with (
+        exporter(says(SNMP)) as well,
+        exporter(hangs(lambda: stuck)) as stuck,
+        exporter(hangs(lambda: slow, b"#")) as slow,
+    ):
         targets = [toml_of(stuck.url, timeout_s=300), toml_of(slow.url, timeout_s=300), toml_of(well.url)]
         with source_of(tmp_path, *targets) as source:
             source.read(T0, ())
@@ -176,37 +175,8 @@ def test_healthy_exporter_is_read_again_and_again_also_packed_with_gzip_or_in_op
     assert (row["rx_bytes"], row["tx_bytes"], row["up"]) == (15 * 10**11, 200, True)
 
 
-def test_exporter_made_with_prometheus_s_own_library_is_read(tmp_path: Path) -> None:
-    registry = CollectorRegistry()
-    for name, value in (("ifHCInOctets", 2**40), ("ifHCOutOctets", 7)):
-        Counter(name, "octets", ["ifName"], registry=registry).labels("Eth1/1").inc(value)
-    Gauge("ifOperStatus", "state", ["ifName"], registry=registry).labels("Eth1/1").set(2)
-    server, thread = start_http_server(0, "127.0.0.1", registry)
-    try:
-        with source_of(tmp_path, toml_of(f"http://127.0.0.1:{server.server_port}/metrics")) as source:
-            row = rows_until(source)[0]
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-    assert (row["up"], row["rx_bytes"], row["tx_bytes"], row["errors"]) == (False, 2**40, 7, None)
-
-
-def test_authorization_is_sent_and_read_anew_each_time(tmp_path: Path) -> None:
-    secret = tmp_path / "authorization"
-    secret.write_text("Bearer one\n")
-    named = {"authorization_file": str(secret)}
-    with exporter(says(SNMP)) as switch, source_of(tmp_path, toml_of(switch.url, **named)) as source:
-        rows_until(source)
-        secret.write_text("Bearer two\n")
-        eventually(lambda: switch.asked[-1]["Authorization"] == "Bearer two")
-    assert switch.asked[0]["Authorization"] == "Bearer one"
-
-
 def endless(request: Quiet) -> None:
-    request.send_response(200)
-    request.send_header("Content-Type", TEXT)
-    request.end_headers()
+    begin_text(request)
     while True:
         request.wfile.write(b"# more\n" * 10_000)
 
@@ -235,7 +205,9 @@ def test_answer_that_is_none_is_refused_and_said_once(tmp_path: Path, answer: An
         assert complaint_of(tmp_path, ill.url, max_mb=1).startswith(problem)
 
 
-def test_more_wanted_lines_than_are_kept_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_wanted_lines_than_are_kept_are_refused_and_an_authority_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fabric_ports, "MOST_KEPT_BYTES", 500)
     with exporter(says(SNMP)) as large:
         assert "of what the profile wants" in complaint_of(tmp_path, large.url)
@@ -243,15 +215,30 @@ def test_more_wanted_lines_than_are_kept_are_refused(tmp_path: Path, monkeypatch
         assert problem.startswith("FileNotFoundError")
 
 
-def test_exporter_that_recovers_is_read_again_and_that_is_said(tmp_path: Path) -> None:
-    away = says("", status=503)
-    with capture_logs() as logs, exporter(away) as switch, source_of(tmp_path, toml_of(switch.url)) as source:
+def test_exporter_that_recovers_is_read_again_with_its_authorization_and_what_nobody_takes_is_dropped_and_counted(
+    tmp_path: Path,
+) -> None:
+    secret = tmp_path / "authorization"
+    secret.write_text("Bearer one\n")
+    away, named = says("", status=503), {"authorization_file": str(secret)}
+    with (
+        capture_logs() as logs,
+        exporter(away) as switch,
+        source_of(tmp_path, toml_of(switch.url, **named)) as source,
+    ):
         source.read(T0, ())
         eventually(lambda: logs)
+        secret.write_text("Bearer two\n")
         switch.answer = says(SNMP)
         rows_until(source)
         eventually(lambda: any(line["log_level"] == "info" for line in logs))
-    assert logs[0]["log_level"] == "warning"
+        eventually(lambda: switch.asked[-1]["Authorization"] == "Bearer two")
+        asked = len(switch.asked)
+        eventually(lambda: len(switch.asked) >= asked + 7)
+        reading = source.read(T0, ())
+    assert (switch.asked[0]["Authorization"], logs[0]["log_level"]) == ("Bearer one", "warning")
+    assert reading.tables["fabric_counters"].num_rows == 4
+    assert reading.dropped >= 1
 
 
 def test_same_samples_of_an_exporter_that_stamps_them_are_no_new_rows(tmp_path: Path) -> None:
@@ -263,12 +250,3 @@ def test_same_samples_of_an_exporter_that_stamps_them_are_no_new_rows(tmp_path: 
         assert source.read(T0, ()).tables["fabric_counters"].num_rows == 0
         ufm.answer = says(UFM.replace("1628683905941", "1628683906941"))
         assert len(rows_until(source, 1)) == 1
-
-
-def test_answers_that_nobody_takes_are_dropped_and_counted(tmp_path: Path) -> None:
-    with exporter(says(SNMP)) as switch, source_of(tmp_path, toml_of(switch.url)) as source:
-        source.read(T0, ())
-        eventually(lambda: len(switch.asked) >= 7)
-        reading = source.read(T0, ())
-    assert reading.tables["fabric_counters"].num_rows == 4
-    assert reading.dropped >= 1

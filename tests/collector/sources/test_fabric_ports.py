@@ -133,6 +133,7 @@ def test_port_whose_state_has_two_series_or_is_served_as_down_is_down() -> None:
     for texts in (("UP", "DOWN"), ("DOWN", "UP")):  # gnmic keeps the series of the former text for a while
         text = GNMIC.replace(state, "\n".join(state.replace("UP", word) for word in texts))
         assert only_row(text, "gnmic_openconfig").up is False
+    assert only_row(SNMP.rstrip()[:-1] + "2\n", "snmp_if_mib", switch="s").up is False
     down = INFINIBAND + 'infiniband_switch_port_state{guid="0x506b4b03005c2740",port="35"} 0\n'
     row = only_row(down, "infiniband_exporter")
     assert (row.up, row.speed_mbps) == (False, None)
@@ -201,19 +202,15 @@ def test_whatever_an_exporter_writes_gives_ports_or_a_sentence(text: str, is_ope
     rows_of(TABLE_BY_NAME["fabric_counters"], list(rows_of_scan(found, "head", T0).values()))
 
 
-def load(folder: Path, text: str) -> list[tuple[Target, Profile]]:
-    path = folder / "fabric.toml"
-    path.write_text(text, encoding="utf-8")
-    return load_targets(path)
-
-
 def target(url: str = "http://a", profile: str = "ufm_telemetry", more: str = "") -> str:
     return f'[[target]]\nurl = "{url}"\nprofile = "{profile}"\n{more}\n'
 
 
 def complaints(folder: Path, text: str) -> list[str]:
+    path = folder / "fabric.toml"
+    path.write_text(text, encoding="utf-8")
     with pytest.raises(BadSettings) as refused:
-        load(folder, text)
+        load_targets(path)
     return refused.value.complaints
 
 
@@ -226,28 +223,31 @@ metric = [{ metric = "a", column = "rx_bytes" }]
 
 
 def test_target_comes_with_its_profile_and_that_of_the_site_replaces_ours(tmp_path: Path) -> None:
-    (usual, ours), (_, own) = load(tmp_path, target() + target(profile="sonic_exporter") + OWN_PROFILE)
+    path = tmp_path / "fabric.toml"
+    path.write_text(target() + target(profile="sonic_exporter") + OWN_PROFILE)
+    (usual, ours), (_, own) = load_targets(path)
     assert (usual.every_s, usual.timeout_s, usual.authorization_file) == (15.0, 10.0, None)
-    assert ours == load_profiles()["ufm_telemetry"]
+    assert ours == PROFILES["ufm_telemetry"]
     assert own.switch == ("node",)
-
-
-def test_all_that_is_wrong_with_targets_is_said_at_once(tmp_path: Path) -> None:
-    odd = 'switch_names = [{ pattern = "(", to = "" }]\ncolour = "red"'
-    first, second, third = complaints(tmp_path, target("ftp://a") + target(more=odd))
-    assert first.startswith("target 1: url: ")
-    assert second.startswith("target 2: switch_names.0: ")
-    assert "'('" in second
-    assert third.startswith("target 2: colour: ")
+    for profile in PROFILES.values():
+        columns = {rule.column for rule in profile.metric} | ({"up"} if profile.linked_only else set())
+        assert columns >= {"up", "rx_bytes", "tx_bytes"}, profile.name
 
 
 UNNAMED = "http://a: profile snmp_if_mib does not name the switch, so the target must"
 NO_UP = '[[profile]]\nname = "p"\nport = ["p"]\nmetric = [{ metric = "a", column = "up" }]\n'
 
 
-@pytest.mark.parametrize(
-    ("text", "beginning", "words"),
-    [
+def test_file_that_makes_no_sense_is_refused_with_all_that_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(BadSettings, match="No such file"):
+        load_targets(tmp_path / "no.toml")
+    odd = 'switch_names = [{ pattern = "(", to = "" }]\ncolour = "red"'
+    first, second, third = complaints(tmp_path, target("ftp://a") + target(more=odd))
+    assert first.startswith("target 1: url: ")
+    assert second.startswith("target 2: switch_names.0: ")
+    assert "'('" in second
+    assert third.startswith("target 2: colour: ")
+    for text, beginning, words in (
         *((target(url), "target 1: url: ", "") for url in ("http://me:secret@b", "https://", "ufm:1", "http://a b")),
         (target(more='port_names = [{pattern = "a", to = "\\\\1"}]'), "target 1: ", "invalid group reference"),
         (target(profile="tea"), "http://a: there is no profile 'tea'; known: snmp_if_mib, ", ""),
@@ -255,19 +255,7 @@ NO_UP = '[[profile]]\nname = "p"\nport = ["p"]\nmetric = [{ metric = "a", column
         (NO_UP, "profile 1: metric.0: ", "belong to column up"),
         *((text, "", "fabric.toml") for text in ("target = 3", "[target]\nurl = 'a'", "[[targets]]", "garbage")),
         (target() * (MOST_TARGETS + 1), "257 targets are more than 256", ""),
-    ],
-)
-def test_file_that_makes_no_sense_is_refused(tmp_path: Path, text: str, beginning: str, words: str) -> None:
-    complaint, *_ = complaints(tmp_path, text)
-    assert complaint.startswith(beginning)
-    assert words in complaint
-
-
-def test_file_that_is_not_there_is_refused_and_every_profile_of_ours_fills_what_a_row_must_have(
-    tmp_path: Path,
-) -> None:
-    with pytest.raises(BadSettings, match="No such file"):
-        load_targets(tmp_path / "no.toml")
-    for profile in load_profiles().values():
-        columns = {rule.column for rule in profile.metric} | ({"up"} if profile.linked_only else set())
-        assert columns >= {"up", "rx_bytes", "tx_bytes"}, profile.name
+    ):
+        complaint, *_ = complaints(tmp_path, text)
+        assert complaint.startswith(beginning)
+        assert words in complaint

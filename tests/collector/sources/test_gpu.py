@@ -60,23 +60,16 @@ def host_of(nvml: FakeNvml) -> Reader:
     return Reader(GpuSource("h0", nvml.open))
 
 
-def test_healthy_gpu_is_read_in_full() -> None:
-    (row,) = host_of(FakeNvml()).rows("gpu_health")
+def test_gpu_is_read_in_full_what_it_does_not_report_is_unknown_and_reasons_for_a_low_clock_are_words() -> None:
+    nvml = FakeNvml(3)
+    nvml.gpus[1:] = {"sm_mhz": 1_980}, dict.fromkeys(HEALTHY, 0)
+    healthy, unknown, zero = host_of(nvml).rows("gpu_health")
     expected = {"host": "h0", "ts_ns": T0 + SECOND, "gpu": 0, "gpu_uuid": "GPU-0", "sm_mhz": 1_980, "temp_c": 41.0}
     expected |= {"power_w": 312.5, "throttle": "", "ecc_sbe": 3, "ecc_dbe": 0, "nvlink_errors": 2}
-    assert row == expected | {"pcie_replays": 1, "util": 0.97}
-
-
-def test_what_a_gpu_does_not_report_is_unknown_and_a_zero_that_it_reports_is_zero() -> None:
-    nvml = FakeNvml(2)
-    nvml.gpus[:] = {"sm_mhz": 1_980}, dict.fromkeys(HEALTHY, 0)
-    unknown, zero = host_of(nvml).rows("gpu_health")
+    assert healthy == expected | {"pcie_replays": 1, "util": 0.97}
     known = {name for name, value in unknown.items() if value is not None}
     assert known == {"host", "ts_ns", "gpu", "gpu_uuid", "sm_mhz", "throttle"}
     assert (zero["temp_c"], zero["power_w"], zero["util"], zero["ecc_sbe"]) == (0.0, 0.0, 0.0, 0)
-
-
-def test_reasons_for_a_low_clock_are_words() -> None:
     words = {0: "", 0x1: "gpu_idle", 0x4 | 0x40: "sw_power_cap,hw_thermal_slowdown"}
     words |= {0x400: "reliability", 0x8 | 1 << 20: "hw_slowdown,bit_20"}
     assert {bits: throttle_words(bits) for bits in words} == words
@@ -108,7 +101,7 @@ def test_gpu_is_introduced_once_and_an_exchanged_one_with_the_one_before() -> No
     assert (nvml.opened, nvml.closed) == (1, 0)
 
 
-def test_gpu_that_falls_off_the_bus_and_comes_back_is_reported_once_each_and_leaves_the_others() -> None:
+def test_gpu_that_falls_off_the_bus_or_was_lost_and_comes_back_is_reported_once_each_and_leaves_the_others() -> None:
     nvml = FakeNvml(3)
     host = host_of(nvml)
     host.events()
@@ -121,9 +114,6 @@ def test_gpu_that_falls_off_the_bus_and_comes_back_is_reported_once_each_and_lea
     assert [host.kinds(), host.kinds()] == [["gpu_back"], []]
     nvml.gpus.pop()
     assert [host.kinds(), host.kinds()] == [["gpu_lost"], []], "it is not listed any more"
-
-
-def test_gpu_lost_from_the_beginning_is_introduced_later_and_an_unloaded_driver_loses_all_once() -> None:
     nvml = FakeNvml(2)
     nvml.lost[0] = "Unknown Error"
     host = host_of(nvml)
@@ -131,14 +121,14 @@ def test_gpu_lost_from_the_beginning_is_introduced_later_and_an_unloaded_driver_
     assert lost == ("gpu_lost", "gpu:h0/0", "GPU 0 (never read) cannot be read: Unknown Error")
     nvml.lost.clear()
     assert host.kinds() == ["gpu_seen"]
-    nvml.is_away = True
+    nvml.is_away = True  # the driver was unloaded
     assert [host.kinds(), host.kinds()] == [["gpu_lost", "gpu_lost"], []]
     nvml.is_away = False
     assert host.kinds() == ["gpu_back", "gpu_back"]
     assert (nvml.opened, nvml.closed) == (2, 1)
 
 
-def test_pending_row_remapping_is_reported_when_it_begins_and_again_after_it_was_done() -> None:
+def test_pending_row_remapping_is_reported_when_it_begins_and_rows_when_they_are_remapped_or_that_fails() -> None:
     nvml = FakeNvml()
     nvml.gpus[0]["rows_pending"] = 1
     host = host_of(nvml)
@@ -149,20 +139,15 @@ def test_pending_row_remapping_is_reported_when_it_begins_and_again_after_it_was
         nvml.gpus[0]["rows_pending"] = pending
         reported.append(host.kinds())
     assert reported == [[], [], [], [], ["row_remap_pending"]]
-    nvml.serials[0] = "77"
-    assert host.kinds() == ["gpu_seen", "row_remap_pending"], "that of another GPU"
-
-
-def test_rows_that_were_remapped_before_us_are_no_event_and_new_or_failed_ones_are() -> None:
-    nvml = FakeNvml()
-    host = host_of(nvml)
-    assert host.kinds() == ["gpu_seen"]
-    nvml.gpus[0]["rows_uncorrected"] = 2
+    nvml.gpus[0]["rows_uncorrected"] = 2  # one was before us
     ((kind, _, message),) = host.events()
     assert (kind, message) == ("row_remapped", "GPU 0: 2 memory rows are remapped after uncorrectable errors")
     nvml.gpus[0]["rows_failed"] = 1
     (event,) = host.rows("events")
     assert (event["source"], event["kind"], event["severity"]) == ("gpu", "row_remap_failed", "error")
+    nvml.gpus[0] = HEALTHY | {"rows_pending": 1}
+    nvml.serials[0] = "77"
+    assert host.kinds() == ["gpu_seen", "row_remap_pending"], "that of another GPU"
 
 
 NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
@@ -190,6 +175,16 @@ class FakeDriver:
 
     def refuses(self, name: str, error: int) -> None:
         self.functions[name] = lambda *_: error
+
+    def writes(self, name: str, **members: int | bytes) -> None:
+        """Let a function write these members of the struct that it is given."""
+
+        def function(_: object, reference: Any) -> int:
+            for member, value in members.items():
+                setattr(reference._obj, member, value)
+            return int(pynvml.NVML_SUCCESS)
+
+        self.functions[name] = function
 
     def gives_fields(self, fields: dict[tuple[int, int], tuple[str, int]]) -> None:
         """Let the GPU have these (field, link), each with the member of the value that is written."""
@@ -248,18 +243,9 @@ def test_host_without_binding_library_or_driver_has_no_nvml_and_one_that_does_no
         open_nvml()
 
 
-def writes(**fields: int | bytes) -> Callable[[object, Any], int]:
-    """Return a function that writes these members of the struct that it is given."""
-
-    def function(_: object, reference: Any) -> int:
-        for name, value in fields.items():
-            setattr(reference._obj, name, value)
-        return int(pynvml.NVML_SUCCESS)
-
-    return function
-
-
-def test_readings_are_taken_from_the_functions_that_give_them(driver: FakeDriver, nvml: NvmlLibrary) -> None:
+def test_readings_and_names_are_taken_from_the_functions_that_give_them(
+    driver: FakeDriver, nvml: NvmlLibrary
+) -> None:
     def count(_: object, kind: Any, since: Any, reference: Any) -> int:
         reference._obj.value = 100 * (kind.value + 1) + since.value
         return int(pynvml.NVML_SUCCESS)
@@ -271,13 +257,19 @@ def test_readings_are_taken_from_the_functions_that_give_them(driver: FakeDriver
     driver.gives("nvmlDeviceGetPcieReplayCounter", 6)
     driver.gives("nvmlDeviceGetRemappedRows", 1, 2, 1, 0)
     driver.functions["nvmlDeviceGetTotalEccErrors"] = count
-    driver.functions["nvmlDeviceGetUtilizationRates"] = writes(gpu=97, memory=12)
+    driver.writes("nvmlDeviceGetUtilizationRates", gpu=97, memory=12)
     expected = {"sm_mhz": 1_980, "temp_c": 41, "power_mw": 312_500, "throttle_bits": 0x4, "pcie_replays": 6}
     expected |= {"rows_corrected": 1, "rows_uncorrected": 2, "rows_pending": 1, "rows_failed": 0}
     expected |= {"ecc_corrected": 100, "ecc_uncorrected": 200, "util_percent": 97}
     assert nvml.measure(0) == expected
-    driver.functions["nvmlDeviceGetTemperatureV"] = writes(temperature=55)
+    driver.writes("nvmlDeviceGetTemperatureV", temperature=55)
     assert nvml.measure(0) == expected | {"temp_c": 55}, "the newer question is preferred"
+    assert str(nvml.identify(0)) == "GPU-1, serial unknown, PCI unknown"
+    driver.writes("nvmlDeviceGetPciInfo_v3", busId=b"00000000:1B:00.0")
+    driver.functions["nvmlDeviceGetSerial"] = lambda _, text, __: _write(text, b"1650")
+    assert str(nvml.identify(0)) == "GPU-1, serial 1650, PCI 00000000:1B:00.0"
+    (row,) = GpuSource("h0").read(T0, ()).tables["gpu_health"].to_pylist()
+    assert (row["gpu_uuid"], row["power_w"]) == ("GPU-1", 312.5), "the source reads through the binding"
 
 
 REPLAY = pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL
@@ -285,29 +277,19 @@ CRC = pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL
 OF_LINK = pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS
 
 
-@pytest.mark.parametrize(
-    ("fields", "errors"),
-    [
-        ({(REPLAY, 0): ("uiVal", 3), (CRC, 0): ("ullVal", 2**40)}, {"nvlink_errors": 2**40 + 3}),
-        ({(OF_LINK, 0): ("ullVal", 1), (OF_LINK, 17): ("ullVal", 20)}, {"nvlink_errors": 21}),
-        ({}, {}),
-    ],
-    ids=["totals", "of each link", "no NVLink"],
-)
-def test_nvlink_errors_are_added_and_what_a_gpu_does_not_support_is_unknown_and_no_news(
-    driver: FakeDriver, nvml: NvmlLibrary, fields: dict[tuple[int, int], tuple[str, int]], errors: dict[str, int]
+def test_nvlink_errors_are_added_what_is_not_supported_is_no_news_and_what_fails_otherwise_is_reported_once(
+    driver: FakeDriver, nvml: NvmlLibrary
 ) -> None:
-    driver.gives_fields(fields)
     driver.gives("nvmlDeviceGetPowerUsage", 1)
     with capture_logs() as lines:
-        assert nvml.measure(0) == {"power_mw": 1} | errors
-    assert lines == []
-
-
-def test_reading_that_fails_otherwise_is_left_out_and_reported_once(driver: FakeDriver, nvml: NvmlLibrary) -> None:
-    driver.gives("nvmlDeviceGetPowerUsage", 1)
-    driver.refuses("nvmlDeviceGetClockInfo", pynvml.NVML_ERROR_UNKNOWN)
-    with capture_logs() as lines:
+        driver.gives_fields({(REPLAY, 0): ("uiVal", 3), (CRC, 0): ("ullVal", 2**40)})
+        assert nvml.measure(0) == {"power_mw": 1, "nvlink_errors": 2**40 + 3}
+        driver.gives_fields({(OF_LINK, 0): ("ullVal", 1), (OF_LINK, 17): ("ullVal", 20)})
+        assert nvml.measure(0) == {"power_mw": 1, "nvlink_errors": 21}
+        driver.gives_fields({})
+        assert nvml.measure(0) == {"power_mw": 1}
+        assert lines == []
+        driver.refuses("nvmlDeviceGetClockInfo", pynvml.NVML_ERROR_UNKNOWN)
         assert nvml.measure(0) == nvml.measure(0) == {"power_mw": 1}
     assert [(line["gpu"], line["reading"], line["error"]) for line in lines] == [(0, "sm_mhz", "Unknown Error")]
 
@@ -329,16 +311,3 @@ def test_gpu_that_fell_off_the_bus_is_lost_wherever_it_shows_and_an_unloaded_dri
     with pytest.raises(NotPresent, match="does not answer any more"):
         nvml.count_gpus()
     nvml.close()
-
-
-def test_gpu_is_identified_as_far_as_it_says_and_the_source_reads_through_the_binding(
-    driver: FakeDriver, nvml: NvmlLibrary
-) -> None:
-    assert str(nvml.identify(0)) == "GPU-1, serial unknown, PCI unknown"
-
-    driver.functions["nvmlDeviceGetPciInfo_v3"] = writes(busId=b"00000000:1B:00.0")
-    driver.functions["nvmlDeviceGetSerial"] = lambda _, text, __: _write(text, b"1650")
-    assert str(nvml.identify(0)) == "GPU-1, serial 1650, PCI 00000000:1B:00.0"
-    driver.gives("nvmlDeviceGetPowerUsage", 300_000)
-    (row,) = GpuSource("h0").read(T0, ()).tables["gpu_health"].to_pylist()
-    assert (row["gpu_uuid"], row["power_w"]) == ("GPU-1", 300.0)

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,7 +23,11 @@ def look(text: str, *, from_kernel: bool = True) -> Finding | None:
     return read_line(Record(seq=1, since_boot_ns=0, from_kernel=from_kernel, text=text), load_xids())
 
 
-def test_record_has_its_number_its_time_its_text_and_says_who_wrote_it() -> None:
+NO_RECORDS = [b"", b"no record", b"6,1,10,-", b"6,1;text", b"-6,1,10,-;text", b"6,x,10,-;text", b"\xff\xfe\x00"]
+NO_RECORDS += [b"6,99999999999999999999,10,-;text", b"6,1,18446744073709551615,-;text", "6,\u0661,10,-;text".encode()]
+
+
+def test_record_has_its_number_time_text_and_writer_and_what_is_none_is_left_out() -> None:
     (whole,) = parse_records(b"4,1234,5000001,-;NVRM: all is well; really\n")
     assert whole == Record(1234, 5_000_001_000, True, "NVRM: all is well; really")
     chunk = b"3,1,10,-;mlx5_core: x\n SUBSYSTEM=pci\n DEVICE=+pci:0000:5c:00.0\n6,2,11,c,caller=T123;hello\n"
@@ -34,13 +37,6 @@ def test_record_has_its_number_its_time_its_text_and_says_who_wrote_it() -> None
     (record,) = parse_records(b"6,1,10,-;\xff" + b"x" * 5_000 + b"\n")
     assert record.text.startswith("\ufffdx")
     assert len(record.text) == 1024
-
-
-NO_RECORDS = [b"", b"no record", b"6,1,10,-", b"6,1;text", b"-6,1,10,-;text", b"6,x,10,-;text", b"\xff\xfe\x00"]
-NO_RECORDS += [b"6,99999999999999999999,10,-;text", b"6,1,18446744073709551615,-;text", "6,\u0661,10,-;text".encode()]
-
-
-def test_what_is_no_record_is_left_out() -> None:
     assert parse_records(b"\n".join(NO_RECORDS)) == []
 
 
@@ -86,66 +82,41 @@ def test_xid_carries_its_line_the_action_and_whom_to_blame_and_that_of_a_program
     assert finding.message == "(written by a program) Out of memory: Killed process 1 (drill)"
 
 
-RECOGNIZED = {
-    ("gpu_lost", GPU, "critical"): ["NVRM: GPU 0000:41:00.0: GPU has fallen off the bus."],
-    ("sxid", HOST, "critical"): ["nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): 20034, Fatal, Link 28 LTSSM"],
-    ("sxid", HOST, "warning"): ["nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32"],
-    ("link_down", ETH2, "warning"): [
-        "mlx5_core 0000:5c:00.0 eth2: Link down",
-        "e1000e 0000:00:1f.6 eth2: NIC Link is Down",
-        "bnxt_en 0000:5c:00.0 eth2: NIC Link is Down",
-        "virtio_net virtio0 eth2: link is down",
-    ],
-    ("link_up", ETH2, "info"): [
-        "mlx5_core 0000:5c:00.0 eth2: Link up",
-        "igb 0000:01:00.0 eth2: igb: eth2 NIC Link is Up 1000 Mbps Full Duplex",
-    ],
-    ("link_down", NIC, "warning"): ["mlx5_core 0000:5c:00.0: Port: 1 Link DOWN"],
-    ("link_up", NIC, "info"): [
-        "mlx5_core 0000:5c:00.0: Port: 1 Link ACTIVE",
-        "ixgbe 0000:5c:00.0: NIC Link is Up 10 Gbps",
-    ],
-    ("nic_health", NIC, "critical"): [
-        "mlx5_core 0000:5c:00.0: poll_health:834:(pid 0): device's health compromised - reached miss count",
-        "mlx5_core 0000:5c:00.0: mlx5_health_try_recover: Fatal error 3 detected",
-        "mlx5_core 0000:5c:00.0: mlx5_enter_error_state:190:(pid 1): start",
-    ],
-    ("nic_timeout", NIC, "error"): [
-        "mlx5_core 0000:5c:00.0: wait_func:1132:(pid 9): CREATE_DCT(0x710) timeout. Will cause a leak"
-    ],
-    ("nic_timeout", ETH2, "error"): [
-        "mlx5_core 0000:5c:00.0 eth2: TX timeout detected",
-        "NETDEV WATCHDOG: eth2 (mlx5_core): transmit queue 3 timed out",
-        "mlx5_core 0000:5c:00.0 eth2: NETDEV WATCHDOG: CPU: 3: transmit queue 0 timed out 5088 ms",
-    ],
-    ("nic_module", NIC, "error"): [
-        "mlx5_core 0000:5c:00.0: mlx5_port_module_event:1131:(pid 0): Port module event[error]: module 0"
-    ],
-    ("nic_module", NIC, "warning"): ["mlx5_core 0000:5c:00.0: Port module event: module 0, Cable unplugged"],
-    ("nic_power", NIC, "warning"): [
-        "mlx5_core 0000:5c:00.0: mlx5_pcie_event:299: Detected insufficient power on the PCIe slot (27W)"
-    ],
-    ("nic_error", ETH2, "error"): ["mlx5_core 0000:5c:00.0 eth2: Error cqe on cqn 0x46e, ci 0x1c"],
-    ("pcie_aer", GPU, "warning"): [
-        "nvidia 0000:41:00.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer, (Transmitter ID)"
-    ],
-    ("pcie_aer", NIC, "error"): [
-        "mlx5_core 0000:5c:00.0: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction Layer"
-    ],
-    ("pcie_aer", GPU, "critical"): [
-        "nvidia 0000:41:00.0: AER: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Inaccessible"
-    ],
-    ("pcie_aer", HOST, "warning"): [
-        "pcieport 0000:03:04.0: PCIe Bus Error: severity=Correctable, type=Physical Layer, (Receiver ID)"
-    ],
-    ("pcie_aer", HOST, "critical"): ["pcieport 0000:03:04.0: AER: device recovery failed"],
-    ("pcie_lost", HOST, "error"): ["pcieport 0000:00:01.0: pciehp: Slot(6): Link Down"],
-    ("oom", HOST, "error"): [
-        "Out of memory: Killed process 2222 (python) total-vm:1kB",
-        "Memory cgroup out of memory: Killed process 19636 (python)",
-        "Out of memory: Kill process 13536 (python) score 1000 or sacrifice child",
-    ],
-}
+PARTS = {"gpu": GPU, "nic": NIC, "eth2": ETH2, "host": HOST}
+RECOGNIZED = """\
+gpu_lost gpu critical: NVRM: GPU 0000:41:00.0: GPU has fallen off the bus.
+sxid host critical: nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): 20034, Fatal, Link 28 LTSSM
+sxid host warning: nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32
+link_down eth2 warning: mlx5_core 0000:5c:00.0 eth2: Link down
+link_down eth2 warning: e1000e 0000:00:1f.6 eth2: NIC Link is Down
+link_down eth2 warning: bnxt_en 0000:5c:00.0 eth2: NIC Link is Down
+link_down eth2 warning: virtio_net virtio0 eth2: link is down
+link_up eth2 info: mlx5_core 0000:5c:00.0 eth2: Link up
+link_up eth2 info: igb 0000:01:00.0 eth2: igb: eth2 NIC Link is Up 1000 Mbps Full Duplex
+link_down nic warning: mlx5_core 0000:5c:00.0: Port: 1 Link DOWN
+link_up nic info: mlx5_core 0000:5c:00.0: Port: 1 Link ACTIVE
+link_up nic info: ixgbe 0000:5c:00.0: NIC Link is Up 10 Gbps
+nic_health nic critical: mlx5_core 0000:5c:00.0: poll_health:834:(pid 0): device's health compromised
+nic_health nic critical: mlx5_core 0000:5c:00.0: mlx5_health_try_recover: Fatal error 3 detected
+nic_health nic critical: mlx5_core 0000:5c:00.0: mlx5_enter_error_state:190:(pid 1): start
+nic_timeout nic error: mlx5_core 0000:5c:00.0: wait_func:1132:(pid 9): CREATE_DCT(0x710) timeout. Will cause a leak
+nic_timeout eth2 error: mlx5_core 0000:5c:00.0 eth2: TX timeout detected
+nic_timeout eth2 error: NETDEV WATCHDOG: eth2 (mlx5_core): transmit queue 3 timed out
+nic_timeout eth2 error: mlx5_core 0000:5c:00.0 eth2: NETDEV WATCHDOG: CPU: 3: transmit queue 0 timed out 5088 ms
+nic_module nic error: mlx5_core 0000:5c:00.0: mlx5_port_module_event:1131:(pid 0): Port module event[error]: module 0
+nic_module nic warning: mlx5_core 0000:5c:00.0: Port module event: module 0, Cable unplugged
+nic_power nic warning: mlx5_core 0000:5c:00.0: mlx5_pcie_event:299: Detected insufficient power on the PCIe slot (27W)
+nic_error eth2 error: mlx5_core 0000:5c:00.0 eth2: Error cqe on cqn 0x46e, ci 0x1c
+pcie_aer gpu warning: nvidia 0000:41:00.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer, (Transmitter ID)
+pcie_aer nic error: mlx5_core 0000:5c:00.0: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction Layer
+pcie_aer gpu critical: nvidia 0000:41:00.0: AER: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Inaccessible
+pcie_aer host warning: pcieport 0000:03:04.0: PCIe Bus Error: severity=Correctable, type=Physical Layer, (Receiver ID)
+pcie_aer host critical: pcieport 0000:03:04.0: AER: device recovery failed
+pcie_lost host error: pcieport 0000:00:01.0: pciehp: Slot(6): Link Down
+oom host error: Out of memory: Killed process 2222 (python) total-vm:1kB
+oom host error: Memory cgroup out of memory: Killed process 19636 (python)
+oom host error: Out of memory: Kill process 13536 (python) score 1000 or sacrifice child
+"""
 
 
 NOTHING_OF_OURS = """
@@ -166,34 +137,30 @@ the symbolic link is upside down
 
 
 def test_line_is_recognized_with_its_part_and_severity_and_one_of_nothing_of_ours_is_no_event() -> None:
-    for seen, texts in RECOGNIZED.items():
-        for text in texts:
-            finding = look(text)
-            assert finding is not None, text
-            assert (finding.kind, finding.part, finding.severity) == seen, text
+    for line in RECOGNIZED.splitlines():
+        seen, _, text = line.partition(": ")
+        kind, part, severity = seen.split()
+        finding = look(text)
+        assert finding is not None, text
+        assert (finding.kind, finding.part, finding.severity) == (kind, PARTS[part], severity), text
     assert [found for line in NOTHING_OF_OURS.split("\n") if (found := look(line))] == []
 
 
-def test_table_has_nvidia_s_actions_and_application_errors_are_never_worse_than_a_warning() -> None:
+def test_every_entry_of_the_table_uses_our_words_stands_there_once_and_has_nvidia_s_actions() -> None:
     xids = load_xids()
-    application = {number: xid for number, xid in xids.items() if xid.blame == "application"}
-    assert sorted(application) == [11, 13, 25, 31, 43, 45, 68, 69]
-    assert {xid.severity for xid in application.values()} == {"warning"}
-    actions = {13: "RESTART_APP", 43: "IGNORE", 79: "RESTART_BM", 95: "RESET_GPU", 119: "RESET_GPU"}
-    assert {number: xids[number].action for number in actions} == actions
-
-
-def test_every_entry_of_the_table_uses_our_words_and_stands_there_once() -> None:
-    for number, xid in load_xids().items():
+    for number, xid in xids.items():
         assert xid.severity in ("info", "warning", "error", "critical"), number
         assert xid.nonfatal_severity in (None, "info", "warning"), number
         assert xid.blame in ("application", "hardware", "unclear"), number
-        assert xid.name, number
-        assert xid.meaning, number
+        assert (bool(xid.name), bool(xid.meaning)) == (True, True), number
     text = (Path(__file__).parents[3] / "collector/data/xid.toml").read_text()
     listed = [line.partition("[")[2].rstrip("]") for line in text.splitlines() if line.startswith("numbers")]
     numbers = [int(number) for line in listed for number in line.split(",")]
-    assert len(numbers) == len(set(numbers)) == len(load_xids())
+    assert len(numbers) == len(set(numbers)) == len(xids)
+    application = {number: xid.severity for number, xid in xids.items() if xid.blame == "application"}
+    assert application == dict.fromkeys((11, 13, 25, 31, 43, 45, 68, 69), "warning")
+    actions = {13: "RESTART_APP", 43: "IGNORE", 79: "RESTART_BM", 95: "RESET_GPU", 119: "RESET_GPU"}
+    assert {number: xids[number].action for number in actions} == actions
 
 
 def test_real_log_of_a_hanging_gsp_is_five_xids_of_one_gpu_and_nothing_else() -> None:
@@ -209,48 +176,31 @@ def event(kind: str = "xid", component: str = "gpu:h0/a", severity: str = "warni
     return make(Event, host="h0", ts_ns=ts_ns, source="s", message=f"m{ts_ns - T0}", **about)
 
 
-def flooded(count: int = 1_000, **about: Any) -> FloodGate:
-    """Return a gate that has had so many events alike, each a nanosecond after the other, in second 1."""
-    gate = FloodGate()
-    for number in range(count):
-        gate.admit(event(ts_ns=T0 + number, **about), "31", second=1)
-    return gate
-
-
-def test_few_events_pass_unchanged_and_more_in_a_second_become_one_count_with_the_last_line() -> None:
+def test_flood_becomes_one_count_with_the_last_line_hides_no_other_xid_or_gpu_and_ends_with_its_second() -> None:
     gate = FloodGate()
     sent = [gate.admit(event(ts_ns=T0 + number), "31", second=1) for number in range(MAX_ALIKE)]
     assert sent == [[event(ts_ns=T0 + number)] for number in range(MAX_ALIKE)]
-    assert gate.oldest_held_ns is None
-    assert gate.close() == []
-    gate = flooded()
-    assert gate.oldest_held_ns == T0 + MAX_ALIKE
-    (count,) = gate.close()
+    assert (gate.oldest_held_ns, gate.close()) == (None, [])
+    for number in range(1_000):
+        gate.admit(event(ts_ns=T0 + number), "31", second=2)
+    held_ns = gate.oldest_held_ns
+    assert held_ns == T0 + MAX_ALIKE
+    fallen, other = event(severity="critical"), event(component="gpu:h0/b")
+    assert gate.admit(fallen, "79", second=2) == [fallen]
+    assert gate.admit(other, "31", second=2) == [other]
+    count, xid = gate.admit(event(), "31", second=3)
     assert (count.kind, count.component, count.ts_ns) == ("folded", "host:h0", T0 + MAX_ALIKE)
     assert count.message == f"{1_000 - MAX_ALIKE} more xid lines in one second, the last of them: m999"
-    assert gate.oldest_held_ns is None
-
-
-def test_flood_hides_neither_another_xid_nor_another_gpu_and_ends_with_its_second() -> None:
-    gate = flooded()
-    fallen, other = event(severity="critical"), event(component="gpu:h0/b")
-    assert gate.admit(fallen, "79", second=1) == [fallen]
-    assert gate.admit(other, "31", second=1) == [other]
-    assert [row.kind for row in gate.admit(event(), "31", second=2)] == ["folded", "xid"]
-    assert gate.close() == []
+    assert (xid.kind, gate.oldest_held_ns, gate.close()) == ("xid", None, [])
     for kind in ("xid", "oom"):
         for _ in range(MAX_ALIKE + 2):
-            gate.admit(event(kind=kind), "", second=3)
+            gate.admit(event(kind=kind), "", second=4)
     counts = [count.message.partition(" in one")[0] for count in gate.close()]
     assert counts == ["2 more xid lines", "2 more oom lines"], "each kind is counted for itself"
-
-
-def test_flood_of_different_things_is_bounded_too_and_its_count_is_as_bad_as_its_worst() -> None:
-    gate = FloodGate()
-    sent = [row for number in range(5_000) for row in gate.admit(event(component=f"gpu:h0/{number}"), "31", second=1)]
+    gate = FloodGate()  # of different things
+    sent = [gate.admit(event(component=f"gpu:h0/{number}"), "31", second=1) for number in range(5_000)]
     gate.admit(event(severity="critical"), "79", second=1)
     gate.admit(event(severity="info"), "63", second=1)
-    assert len(sent) == MAX_EVENTS
     (count,) = gate.close()
-    assert count.severity == "critical"
+    assert (sum(map(len, sent)), count.severity) == (MAX_EVENTS, "critical")
     assert count.message.startswith(f"{5_000 - MAX_EVENTS + 2} more xid lines")

@@ -1,8 +1,7 @@
 """NICs are watched over real netlink in namespaces of their own: real carriers, queues that overflow, real TCP."""
 
-import socket
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,16 +79,11 @@ def watcher(pair: Pair) -> Iterator[Watcher]:
         yield watcher
 
 
-@pytest.fixture
-def own_pair() -> Iterator[Pair]:
-    with joined_namespaces() as pair:
-        yield pair
-
-
-@pytest.fixture
-def own_watcher(own_pair: Pair) -> Iterator[Watcher]:
-    with closing(Watcher(own_pair)) as watcher:
-        yield watcher
+@contextmanager
+def watched_pair() -> Iterator[tuple[Pair, Watcher]]:
+    """For a test that does not leave it as it was."""
+    with joined_namespaces() as pair, closing(Watcher(pair)) as watcher:
+        yield pair, watcher
 
 
 def test_nic_is_read_with_speed_counters_and_carriers(pair: Pair, watcher: Watcher) -> None:
@@ -181,81 +175,40 @@ def test_listener_that_fails_is_reported_and_opened_again_and_ends_with_the_sour
     changes.close()  # once more does no harm
 
 
-def test_without_notifications_the_kernel_s_count_reports_the_same(pair: Pair) -> None:
-    with closing(Watcher(pair, lambda net, clock: KernelLinks(net, clock, with_changes=False))) as watcher:
-        blink(pair)
-        assert watcher.kinds() == ["link_down", "link_up"]
+def test_nic_that_goes_down_is_taken_down_or_removed_is_reported_once_and_others_are_not() -> None:
+    with watched_pair() as (pair, watcher):
+        pair.here.set_link("lo", "down")
+        assert watcher.kinds() == []
+        pair.there.set_link("eth0", "down")
+        assert watcher.kinds() == ["link_down"]
+        assert (watcher.row["up"], watcher.row["speed_mbps"]) == (False, None)
+        assert watcher.kinds() == []
+        pair.there.set_link("eth0", "up")
+        pair.here.wait_until_up("eth0")
+        assert watcher.kinds() == ["link_up"]
+        pair.here.set_link("eth0", "down")
+        watcher.read()
+        assert watcher.events == [("link_down", "eth0 went down: it was taken down on this host")]
+        pair.here.remove_link("eth0")
+        assert [watcher.kinds(), watcher.kinds()] == [["nic_gone"], []]
+        join(pair.here, pair.there)
+        assert watcher.kinds() == ["link_up"]
 
 
-def test_nic_that_goes_down_is_taken_down_or_removed_is_reported_once_and_others_are_not(
-    own_pair: Pair, own_watcher: Watcher
-) -> None:
-    pair, watcher = own_pair, own_watcher
-    pair.here.set_link("lo", "down")
-    assert watcher.kinds() == []
-    pair.there.set_link("eth0", "down")
-    assert watcher.kinds() == ["link_down"]
-    assert (watcher.row["up"], watcher.row["speed_mbps"]) == (False, None)
-    assert watcher.kinds() == []
-    pair.there.set_link("eth0", "up")
-    pair.here.wait_until_up("eth0")
-    assert watcher.kinds() == ["link_up"]
-    pair.here.set_link("eth0", "down")
-    watcher.read()
-    assert watcher.events == [("link_down", "eth0 went down: it was taken down on this host")]
-    pair.here.remove_link("eth0")
-    assert [watcher.kinds(), watcher.kinds()] == [["nic_gone"], []]
-    join(pair.here, pair.there)
-    assert watcher.kinds() == ["link_up"]
-
-
-def test_queue_that_overflows_shows_its_backlog_and_drops(own_pair: Pair, own_watcher: Watcher) -> None:
-    pair, watcher = own_pair, own_watcher
-    pair.here.limit("eth0", rate="8kbit", queue_bytes=20_000)  # each packet takes a second: some still wait
-    dropped_before = watcher.read()["tx_drops"]  # by the kernel itself, while the other end was not up yet
-    drops = watcher.extra["qdisc_drops"]
-    with pair.here.run(socket.socket, socket.AF_INET, socket.SOCK_DGRAM) as sender:
-        for _ in range(100):
-            sender.sendto(bytes(1_000), ("10.9.0.2", 9))
-    watcher.read()
-    assert watcher.extra["qdisc_drops"] - drops >= 70
-    assert 1_000 <= watcher.extra["qdisc_backlog_bytes"] <= 20_000
-    assert watcher.extra["qdisc_backlog_packets"] >= 1
-    assert watcher.extra["qdisc_overlimits"] > 0
-    assert watcher.row["tx_drops"] == dropped_before  # what the queue drops has never reached the interface
-
-
-def test_segments_lost_in_a_queue_are_sent_again_and_counted_also_after_the_flow_s_end(
-    own_pair: Pair, own_watcher: Watcher
-) -> None:
-    pair, watcher = own_pair, own_watcher
-    pair.here.limit("eth0", rate="20mbit", queue_bytes=15_000)
-    with closing(Flow(pair)) as flow:
-        flow.send(500_000)
-        first = watcher.retrans()
-        assert watcher.extra["tcp_retrans_max"] == first > 0
-        assert watcher.extra["tcp_retrans_max_lport"] == flow.sender_port
-    eventually(lambda: watcher.retrans() >= first and watcher.extra["tcp_flows"] == 0)
-    ended = watcher.retrans()
-    with closing(Flow(pair, "fd00:9::2")) as flow:
-        flow.send(500_000)
-        second = watcher.retrans()
-    assert ended < second <= watcher.retrans()
-
-
-def test_silent_loss_beyond_the_nic_shows_in_retransmissions_alone(own_pair: Pair, own_watcher: Watcher) -> None:
-    pair, watcher = own_pair, own_watcher
-    with closing(Flow(pair)) as flow:
-        flow.send(1_000)
-        assert watcher.retrans() == 0
-        dropped_before = watcher.row["tx_drops"]
-        pair.here.change(keep_neighbours)  # else the host asks for it again one day, in vain
-        pair.there.change(lambda route: route.addr("del", index=index_of(route), address="10.9.0.2", prefixlen=24))
-        flow.sender.sendall(bytes(1_000))  # nobody has this address any more, and nobody says so
-        eventually(lambda: watcher.retrans() >= 2)
-        assert watcher.extra["tcp_unacked"] >= 1
-        assert (watcher.row["tx_drops"], watcher.extra["qdisc_drops"]) == (dropped_before, 0)
-        assert watcher.row["up"]
+def test_segments_lost_in_a_queue_are_sent_again_and_counted_also_after_the_flow_s_end() -> None:
+    with watched_pair() as (pair, watcher):
+        pair.here.limit("eth0", rate="20mbit", queue_bytes=15_000)
+        with closing(Flow(pair)) as flow:
+            flow.send(500_000)
+            first = watcher.retrans()
+            assert watcher.extra["tcp_retrans_max"] == first > 0
+            assert watcher.extra["tcp_retrans_max_lport"] == flow.sender_port
+        eventually(lambda: watcher.retrans() >= first and watcher.extra["tcp_flows"] == 0)
+        ended = watcher.retrans()
+        with closing(Flow(pair, "fd00:9::2")) as flow:
+            flow.send(500_000)
+            second = watcher.retrans()
+        assert ended < second <= watcher.retrans()
 
 
 def test_kernel_that_does_not_say_what_a_nic_is_and_has_no_ethtool_is_helped_by_files(
@@ -272,15 +225,3 @@ def test_kernel_that_does_not_say_what_a_nic_is_and_has_no_ethtool_is_helped_by_
         (row,) = pair.here.run(source.read, T0, ()).tables["nic_counters"].to_pylist()
     assert (row["nic"], row["speed_mbps"]) == ("eth0", 25_000)
     assert row["rx_bytes"] < 2**64 - 1  # which the file says
-
-
-def keep_neighbours(route: Any) -> None:
-    """Keep the link addresses that are known for ever."""
-    for known in route.get_neighbours(ifindex=index_of(route), family=socket.AF_INET):
-        addresses = {"dst": known.get_attr("NDA_DST"), "lladdr": known.get_attr("NDA_LLADDR")}
-        route.neigh("replace", ifindex=index_of(route), state=0x80, **addresses)  # NUD_PERMANENT
-
-
-def index_of(route: Any) -> int:  # pyroute2 gives no types
-    index: int = route.link_lookup(ifname="eth0")[0]
-    return index

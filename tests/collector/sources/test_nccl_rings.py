@@ -21,7 +21,7 @@ from lockstep.batches import DetailRequest
 from lockstep.errors import NotPresent
 from lockstep.tables import TABLE_BY_NAME
 from tests.collector.nccl.readings import Array
-from tests.collector.sources.imitated_rings import USUAL, Follower, do_more, make_root, recording, resting
+from tests.collector.sources.imitated_rings import USUAL, Follower, do_more, make_root, recording
 from tests.tiers import long_except
 from tests.waiting import eventually
 
@@ -70,12 +70,8 @@ def test_live_rank_is_folded_and_its_rows_carry_what_the_kernel_says_until_it_is
         eventually(lambda: follower.has("comms") and follower.paid_ns > 0)
         plugin = follower.rows["plugins"][0]
         assert (plugin["job"], plugin["pid"], plugin["world_rank"], plugin["local_ranks"]) == ("job 7", job.pid, 3, 2)
-        assert (plugin["level"], plugin["lowered"], plugin["paid_ppm"], plugin["lost"]) == (
-            "transfers",
-            "no",
-            None,
-            0,
-        )
+        told = (plugin["level"], plugin["lowered"], plugin["paid_ppm"], plugin["lost"])
+        assert told == ("transfers", "no", None, 0)
         assert follower.refusals() == []
         progress = follower.rows["progress"][-1]
         assert (progress["func"], progress["rank"]) == ("AllReduce", 0)
@@ -93,22 +89,6 @@ def test_live_rank_is_folded_and_its_rows_carry_what_the_kernel_says_until_it_is
         assert not ring.exists()
         assert follower.cost_ns is None
         assert follower.refusals() == []
-
-
-def test_every_operation_is_sent_once_and_counted_once(folder: Path, plugin_library: Path) -> None:
-    with following(folder, budget=UNLIMITED) as follower:
-        with recording(plugin_library, folder, **RANK) as job:
-            eventually(lambda: follower.has("collectives") and len(follower.rows["collectives"]) > 300)
-            job.kill()
-            job.wait()
-        eventually(lambda: follower.has("events") or not follower.source._processes)
-        for _ in range(8):
-            follower.has("op_stats")
-    numbers = [row["seq"] for row in follower.rows["collectives"]]
-    assert sorted(numbers) == list(range(len(numbers)))
-    assert sum(row["n"] for row in follower.rows["op_stats"]) == count_ended(follower)
-    assert sum(row["n"] for row in follower.rows["transfer_stats"]) == len(follower.rows["transfers"])
-    assert (follower.dropped, follower.folded) == (0, 0)
 
 
 @pytest.mark.slow
@@ -175,10 +155,8 @@ def test_job_that_pays_too_much_records_less_for_good_unless_somebody_asks_for_m
         def is_told(level: str, lowered: str, *requests: DetailRequest) -> bool:
             follower.skip(1)
             follower.read(*requests)
-            return (follower.rows["plugins"][-1]["level"], follower.rows["plugins"][-1]["lowered"]) == (
-                level,
-                lowered,
-            )
+            told = follower.rows["plugins"][-1]
+            return (told["level"], told["lowered"]) == (level, lowered)
 
         assert is_told("transfers", "no", lower(attempt=1)), "another attempt is meant"
         eventually(lambda: is_told("operations", "job", lower(attempt=0)))
@@ -198,7 +176,7 @@ def test_rank_with_few_operations_is_sampled_more_often_and_left_as_it_was(
             return int(ring.status()["share"])
 
     for sampled, expected in ({}, WHOLE_SHARE // 2), ({"LOCKSTEP_SAMPLE": "0.02"}, 1_310):
-        with resting(plugin_library, folder, 50, **RANK, LOCKSTEP_DETAIL="steps", **sampled) as job:
+        with recording(plugin_library, folder, count="50", **RANK, LOCKSTEP_DETAIL="steps", **sampled) as job:
             (path,) = folder.glob("*.ring")
             usual = share_of()
             with following(folder) as follower:
@@ -215,7 +193,10 @@ def test_rank_with_few_operations_is_sampled_more_often_and_left_as_it_was(
 def test_rows_beyond_the_budget_are_only_counted_and_the_last_minutes_bring_them_and_nothing_twice(
     folder: Path, plugin_library: Path
 ) -> None:
-    with following(folder, budget=Budget(rows=100)) as follower, resting(plugin_library, folder, 500, **RANK) as job:
+    with (
+        following(folder, budget=Budget(rows=100)) as follower,
+        recording(plugin_library, folder, count="500", **RANK) as job,
+    ):
         follower.read()
         for _ in range(3):  # in all they fit into the ring
             do_more(job)
@@ -228,12 +209,11 @@ def test_rows_beyond_the_budget_are_only_counted_and_the_last_minutes_bring_them
         assert 0 < kept < counted / 4
         moved = {row["seq"] for row in follower.rows["transfers"]}
         assert moved >= {row["seq"] for row in follower.rows["collectives"]}
-        wanted = request("last_minutes", minutes=10, ranks=[3])
+        wanted = [request("last_minutes", minutes=10, ranks=[3])]
+        wanted += [request("last_minutes", name, minutes=minutes) for name, minutes in (("again", 10), ("x", 11))]
         for _ in range(80):
             follower.skip(1)
-            follower.read(
-                wanted, request("last_minutes", "again", minutes=10), request("last_minutes", "x", minutes=11)
-            )
+            follower.read(*wanted)
     numbers = [row["seq"] for row in follower.rows["collectives"]]
     assert len(numbers) == len(set(numbers)) == counted
     parts = [(row["seq"], row["channel"], row["peer"]) for row in follower.rows["transfers"]]
@@ -275,7 +255,7 @@ def test_collector_that_was_away_catches_up_reading_by_reading_and_loses_nothing
 ) -> None:
     monkeypatch.setattr("collector.sources.nccl_rings.MOST_RECORDS", 1_000)
     with (
-        resting(plugin_library, folder, 1_500, LOCKSTEP_RING_MIB="16", **RANK) as job,
+        recording(plugin_library, folder, count="1500", LOCKSTEP_RING_MIB="16", **RANK) as job,
         following(folder, budget=UNLIMITED) as follower,
     ):
         follower.read()
@@ -321,7 +301,9 @@ def test_process_that_cannot_be_folded_with_the_others_is_refused_and_they_lose_
         recording(plugin_library, folder, **RANK | {"LOCKSTEP_JOB": "job 8"}) as other,
     ):
         eventually(lambda: follower.has("op_stats") and len({row["job"] for row in follower.rows["op_stats"]}) == 2)
-        tag = tag_of_job(folder, "job 7")
+        with ExitStack() as stack:
+            rings = [stack.enter_context(open_ring(path)) for path in folder.glob("*.ring")]
+            (tag,) = [ring.identity.tag for ring in rings if ring.identity.job == "job 7"]
         monkeypatch.setattr("collector.nccl.host_aggregator.lot_of", stumble)
         with pytest.raises(OverflowError):
             eventually(lambda: follower.has("nothing"))  # until job 7 has done more
@@ -337,14 +319,6 @@ def test_process_that_cannot_be_folded_with_the_others_is_refused_and_they_lose_
     assert sorted(done) == list(range(len(done)))
     ended = sum(row["end_ns"] is not None for row in follower.rows["collectives"] if row["job"] == "job 8")
     assert sum(row["n"] for row in follower.rows["op_stats"] if row["job"] == "job 8") == ended
-
-
-def tag_of_job(folder: Path, job: str) -> int:
-    identities = []
-    for path in folder.glob("*.ring"):
-        with open_ring(path) as ring:
-            identities.append(ring.identity)
-    return next(identity.tag for identity in identities if identity.job == job)
 
 
 def test_host_without_jobs_has_nothing_to_report_whatever_its_checkpoint_and_one_without_processes_is_not_present(

@@ -26,8 +26,7 @@ CLONE_VFORK = 0x4000  # linux/sched.h
 STUCK = "(pid 42, python3) waits in the kernel and cannot be interrupted"
 
 
-def no_exits() -> Exits:
-    raise NotPresent("not on this host")
+no_exits = Mock(side_effect=NotPresent("not on this host"))
 
 
 def source_of(
@@ -115,22 +114,21 @@ def test_rank_that_hangs_in_the_kernel_is_reported_after_some_looks() -> None:
     assert "cannot be interrupted" in reported[STUCK_READS - 1][0]["message"]
 
 
-@pytest.mark.parametrize(
-    ("state", "files", "message"),
-    [
+def test_message_says_what_is_known_and_what_the_kernel_shows_as_nonsense_is_not_watched(tmp_path: Path) -> None:
+    forged = {"name": "a) R (\x1b[2Jb\n", "environ": "RANK=-1\0SLURM_JOB_ID=" + "x\x1b" * 500 + "\0no pair"}
+    cases: list[tuple[str, dict[str, str], str]] = [
         ("D", {"wchan": "nfs_wait_bit_killable"}, f"rank 3 of job 4711 {STUCK} in nfs_wait_bit_killable"),
         ("t", {"environ": ""}, "(pid 42, python3) was stopped by a debugger"),
-        (
-            "T",  # its name and its environment cannot forge a message
-            {"name": "a) R (\x1b[2Jb\n", "environ": "RANK=-1\0SLURM_JOB_ID=" + "x\x1b" * 500 + "\0no pair"},
-            f"job {'x' * 64} (pid 42, a) R ([2Jb) was stopped by a signal",
-        ),
-    ],
-)
-def test_message_says_what_is_known(tmp_path: Path, state: str, files: dict[str, str], message: str) -> None:
-    imitate(tmp_path, 42, state, **files)  # type: ignore[arg-type]  # none of them is a number
-    reader = meeting(source_of(42, root=tmp_path))
-    assert [row["message"] for _ in range(STUCK_READS) for row in reader.rows("events")] == [message]
+        ("T", forged, f"job {'x' * 64} (pid 42, a) R ([2Jb) was stopped by a signal"),
+    ]
+    for state, files, message in cases:
+        imitate(tmp_path, 42, state, **files)  # type: ignore[arg-type]  # none of them is a number
+        reader = meeting(source_of(42, root=tmp_path))
+        assert [row["message"] for _ in range(STUCK_READS) for row in reader.rows("events")] == [message]
+    imitate(tmp_path, 43, "T")
+    for text in ("", "garbage", "42 (python3", "42 (x) S 1 2", "42 (x) " + "what " * 30, "\xff" * 99):
+        imitate(tmp_path, 42, stat=text)
+        assert [row["pid"] for row in meeting(source_of(42, 43, root=tmp_path)).rows("events")] == [43]
 
 
 def test_rank_met_in_the_midst_of_an_exec_is_known_by_the_next_read_and_a_busy_disk_is_not_reported(
@@ -192,32 +190,21 @@ def test_end_of_a_rank_is_reported_by_the_kernel(command: str, number: int | Non
     assert reader.now_ns - SECOND <= row["ts_ns"] < reader.now_ns
 
 
-@pytest.mark.parametrize(
-    ("reads", "kinds"),
-    [
-        ([[], [], [Exit(42, 0, 9)], []], [[], ["process_exit"], []]),
-        ([[], [], [], []], [[], ["process_gone"], []]),
-        ([[], [Exit(41, 0, 9), Exit(43, 0, 256)], [], []], [[], ["process_gone"], []]),
-    ],
-    ids=["comes a read late", "never comes", "of others"],
-)
-def test_report_of_the_kernel_is_waited_for_once(
-    tmp_path: Path, reads: list[list[Exit]], kinds: list[list[str]]
-) -> None:
-    imitate(tmp_path, 42)
-    exits = Mock(read=Mock(side_effect=reads))  # stands where the kernel would report
-    reader = meeting(source_of(42, root=tmp_path, open_exits=lambda: exits))
-    (tmp_path / "proc/42/stat").unlink()
-    found = [reader.rows("events") for _ in range(3)]
-    assert [[row["kind"] for row in rows] for rows in found] == kinds
-    assert found[1][0]["ts_ns"] >= T0 + 2 * SECOND, "never before the last read"
-
-
-def test_process_that_the_kernel_shows_as_nonsense_is_not_watched(tmp_path: Path) -> None:
-    imitate(tmp_path, 43, "T")
-    for text in ("", "garbage", "42 (python3", "42 (x) S 1 2", "42 (x) " + "what " * 30, "\xff" * 99):
-        imitate(tmp_path, 42, stat=text)
-        assert [row["pid"] for row in meeting(source_of(42, 43, root=tmp_path)).rows("events")] == [43]
+def test_report_of_the_kernel_is_waited_for_once(tmp_path: Path) -> None:
+    others, killed = [Exit(41, 0, 9), Exit(43, 0, 256)], [Exit(42, 0, 9)]
+    cases: list[tuple[list[list[Exit]], str]] = [
+        ([[], [], killed, []], "process_exit"),  # it comes a read late
+        ([[], [], [], []], "process_gone"),
+        ([[], others, [], []], "process_gone"),
+    ]
+    for reads, kind in cases:
+        imitate(tmp_path, 42)
+        exits = Mock(read=Mock(side_effect=reads))  # stands where the kernel would report
+        reader = meeting(source_of(42, root=tmp_path, open_exits=Mock(return_value=exits)))
+        (tmp_path / "proc/42/stat").unlink()
+        found = [reader.rows("events") for _ in range(3)]
+        assert [[row["kind"] for row in rows] for rows in found] == [[], [kind], []]
+        assert found[1][0]["ts_ns"] >= T0 + 2 * SECOND, "never before the last read"
 
 
 def test_known_ranks_are_watched_while_new_ones_cannot_be_found(tmp_path: Path) -> None:

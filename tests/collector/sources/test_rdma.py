@@ -19,39 +19,33 @@ def read(root: Path) -> list[dict[str, Any]]:
     return host_of(root).rows("nic_counters")
 
 
-def test_healthy_port_is_read_with_all_its_counters(tmp_path: Path) -> None:
-    (imitate_port(tmp_path) / "hw_counters/lifespan").write_text("12\n")  # of the kernel's cache: no counter
-    (row,) = read(tmp_path)
-    assert dict(row.pop("extra")) == {**COUNTERS, **HW_COUNTERS}
-    expected = {"host": "h0", "ts_ns": T0 + SECOND, "nic": "mlx5_0", "up": True, "speed_mbps": 400_000}
-    expected |= {"rx_bytes": 4_000, "tx_bytes": 8_000, "rx_errors": 1, "tx_errors": 2, "rx_drops": 4, "tx_drops": 3}
-    expected |= {"retrans": 5 + 6 + 7}
-    assert row == expected
-
-
-def test_device_with_several_ports_names_each(tmp_path: Path) -> None:
+def test_ports_are_read_with_all_their_counters_each_by_its_name(tmp_path: Path) -> None:
     for device, port in (("mlx4_0", "2"), ("mlx4_0", "1"), ("mlx5_1", "1")):
         imitate_port(tmp_path, device, port)
-    assert [row["nic"] for row in read(tmp_path)] == ["mlx4_0:1", "mlx4_0:2", "mlx5_1"]
+    (tmp_path / "sys/class/infiniband/mlx5_1/ports/1/hw_counters/lifespan").write_text("12\n")  # no counter
+    rows = read(tmp_path)
+    assert [row["nic"] for row in rows] == ["mlx4_0:1", "mlx4_0:2", "mlx5_1"]
+    assert dict(rows[2].pop("extra")) == {**COUNTERS, **HW_COUNTERS}
+    expected = {"host": "h0", "ts_ns": T0 + SECOND, "nic": "mlx5_1", "up": True, "speed_mbps": 400_000}
+    expected |= {"rx_bytes": 4_000, "tx_bytes": 8_000, "rx_errors": 1, "tx_errors": 2, "rx_drops": 4, "tx_drops": 3}
+    assert rows[2] == expected | {"retrans": 5 + 6 + 7}
 
 
 NO_RATES = ["", "fast", "-1 Gb/sec", "0 Gb/sec", "nan Gb/sec", "inf Gb/sec", "400 Tb/sec", "9e9 Gb/sec"]
 
 
-@pytest.mark.parametrize(
-    ("files", "up", "speed"),
-    [
+def test_port_is_up_when_it_is_active_and_a_rate_that_is_none_is_unknown(tmp_path: Path) -> None:
+    port, usual = imitate_port(tmp_path), {"state": "4: ACTIVE", "rate": "400 Gb/sec (4X NDR)"}
+    cases: list[tuple[dict[str, str], bool, int | None]] = [
         *(({"state": state}, False, None) for state in ("1: DOWN", "2: INIT", "3: ARMED")),
         ({"rate": "2.5 Gb/sec (1X SDR)"}, True, 2_500),
         ({"rate": "200 Gb/sec (2X NDR)"}, True, 200_000),
         *(({"rate": rate}, True, None) for rate in NO_RATES),
-    ],
-)
-def test_port_is_up_when_it_is_active_and_a_rate_that_is_none_is_unknown(
-    tmp_path: Path, files: dict[str, str], up: bool, speed: int | None
-) -> None:
-    imitate_port(tmp_path, **files)
-    assert [(row["up"], row["speed_mbps"]) for row in read(tmp_path)] == [(up, speed)]
+    ]
+    for files, up, speed in cases:
+        for name, text in (usual | files).items():
+            (port / name).write_text(text + "\n")
+        assert [(row["up"], row["speed_mbps"]) for row in read(tmp_path)] == [(up, speed)]
 
 
 def test_ethernet_port_is_down_with_its_interface_and_an_infiniband_port_is_not(tmp_path: Path) -> None:
@@ -69,7 +63,9 @@ def test_ethernet_port_is_down_with_its_interface_and_an_infiniband_port_is_not(
     assert {row["nic"]: row["up"] for row in read(tmp_path)} == {"mlx5_0": True, "rdmap0": False}
 
 
-def test_counter_that_is_nonsense_is_left_out_and_reported_once(tmp_path: Path) -> None:
+def test_port_without_a_state_or_a_row_s_counters_is_left_out_rather_than_zero_and_reported_once(
+    tmp_path: Path,
+) -> None:
     port = imitate_port(tmp_path)
     for text in ("garbage", "", "-5", "1.5", "18446744073709551616"):
         (port / "counters/symbol_error").write_text(text)
@@ -78,10 +74,12 @@ def test_counter_that_is_nonsense_is_left_out_and_reported_once(tmp_path: Path) 
             found = [row for _ in range(2) for row in host.rows("nic_counters")]
         assert ["symbol_error" in dict(row["extra"]) for row in found] == [False, False], text
         assert [line["problem"] for line in lines] == ["counters that cannot be read: symbol_error"]
-
-
-def test_port_without_the_counters_of_a_row_gives_none_rather_than_zeros_and_its_events(tmp_path: Path) -> None:
-    port = imitate_port(tmp_path)
+    (port / "hw_counters/packet_seq_err").unlink()
+    assert [row["retrans"] for row in read(tmp_path)] == [None], "a part of it is unknown"
+    (port / "counters/port_rcv_data").write_text(str(2**62))
+    assert read(tmp_path) == [], "it is too large in bytes"
+    (port / "counters/symbol_error").unlink()
+    (port / "counters/port_rcv_data").write_text("1")
     (port / "counters/port_rcv_errors").unlink()
     imitate_port(tmp_path, "mlx5_1")
     host = host_of(tmp_path)
@@ -90,29 +88,13 @@ def test_port_without_the_counters_of_a_row_gives_none_rather_than_zeros_and_its
     assert [line["problem"] for line in lines] == ["no row, because nothing counts rx_errors"]
     (port / "state").write_text("1: DOWN\n")
     assert host.kinds() == ["link_down"]
-
-
-def test_retransmissions_are_unknown_when_a_part_is_and_a_counter_too_large_in_bytes_gives_no_row(
-    tmp_path: Path,
-) -> None:
-    port = imitate_port(tmp_path)
-    (port / "hw_counters/packet_seq_err").unlink()
-    assert [row["retrans"] for row in read(tmp_path)] == [None]
-    (port / "counters/port_rcv_data").write_text(str(2**62))
-    assert read(tmp_path) == []
-
-
-@pytest.mark.parametrize("state", ["", "garbage", ": ", "x: ACTIVE"])
-def test_port_without_a_state_is_left_out_reported_once_and_no_event(tmp_path: Path, state: str) -> None:
-    imitate_port(tmp_path, "mlx5_0")
-    broken = imitate_port(tmp_path, "mlx5_1")
-    host = host_of(tmp_path)
-    assert host.events() == []
-    (broken / "state").write_text(state)
-    with capture_logs() as lines:
-        assert host.events() == host.events() == []
-        assert [row["nic"] for row in read(tmp_path)] == ["mlx5_0"]
-    assert [line["nic"] for line in lines] == ["mlx5_1", "mlx5_1"]  # once from each of the two sources
+    for state in ("", "garbage", ": ", "x: ACTIVE"):
+        (port / "state").write_text(state)
+        host = host_of(tmp_path)
+        with capture_logs() as lines:
+            assert host.events() == host.events() == []
+            assert [row["nic"] for row in host.rows("nic_counters")] == ["mlx5_1"]
+        assert [line["nic"] for line in lines] == ["mlx5_0"]
 
 
 def test_ports_of_a_real_h100_host_are_read(tmp_path: Path) -> None:
@@ -216,12 +198,10 @@ def test_rules_are_those_that_nvsentinel_publishes() -> None:
     rules = {(rule.counter, rule.severity): (rule.threshold, rule.window_s) for rule in load_rules()}
     assert len(rules) == len(load_rules()) == 17
     overruns = "excessive_buffer_overrun_errors"
-    for fatal in ("link_downed", overruns, "local_link_integrity_errors", "rnr_nak_retry_err"):
-        assert rules[fatal, "error"] == (0, 1)
-    assert rules["symbol_error", "error"] == (120, 3600)
-    assert rules["symbol_error", "warning"] == (10, 1)
-    assert rules["link_error_recovery", "warning"] == (5, 60)
-    assert rules["roce_slow_restart", "warning"] == (10, 1)
+    fatal = ("link_downed", overruns, "local_link_integrity_errors", "rnr_nak_retry_err")
+    published = {(counter, "error"): (0, 1) for counter in fatal} | {("symbol_error", "error"): (120, 3600)}
+    published |= {(counter, "warning"): (10, 1) for counter in ("symbol_error", "roce_slow_restart")}
+    assert rules.items() >= (published | {("link_error_recovery", "warning"): (5, 60)}).items()
     assert all(rule.meaning and rule.threshold >= 0 and rule.window_s > 0 for rule in load_rules())
     assert {rule.severity for rule in load_rules()} == {"warning", "error"}
 
@@ -257,7 +237,7 @@ def test_rise_is_reported_once(
     assert [(at_s, rise.before, rise.after) for at_s, rise in follow(watched, samples)] == reported
 
 
-def test_rise_is_reported_with_what_was_seen_and_the_memory_of_a_window_is_bounded() -> None:
+def test_rise_says_what_was_seen_and_the_memory_of_a_window_is_bounded() -> None:
     ((_, rise),) = follow(rule(), [(0, 5), (1, 16)])
     assert str(rise) == "symbol_error grew by 11 (5 to 16) in 1.0 s, more than 10 in 1 s: bit errors"
     watch = RuleWatch(rule(window_s=3600))

@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from structlog.testing import capture_logs
@@ -11,7 +12,6 @@ from structlog.testing import capture_logs
 from cli.run import _report
 from collector.sources.processes import ProcessesSource, RunReports
 from collector.supervision import Ending
-from lockstep.clock import NS_PER_S
 from lockstep.errors import NotPresent
 from tests.builders import SECOND, T0
 
@@ -32,9 +32,7 @@ def leave_text(folder: Path, name: str, text: str) -> Path:
 
 
 def source_of(folder: Path) -> ProcessesSource:
-    def no_exits() -> Any:  # Any: it never returns
-        raise NotPresent("not here")
-
+    no_exits = Mock(side_effect=NotPresent("not here"))
     return ProcessesSource("h0", Path("/"), lambda: (), no_exits, RunReports(Path("/"), (folder,)))
 
 
@@ -56,26 +54,20 @@ def test_report_becomes_one_event_and_is_taken_away(tmp_path: Path) -> None:
     assert read(source) == []
 
 
-TAIL = "; last lines: step 7 | ValueError: no loss"
-
-
-@pytest.mark.parametrize(
-    ("changes", "severity", "words"),
-    [
+def test_end_without_an_exception_is_reported_by_code_or_signal(tmp_path: Path) -> None:
+    tail, killed = "; last lines: step 7 | ValueError: no loss", "was killed by SIG"
+    ends: list[tuple[dict[str, Any], str, str]] = [
         ({"exit_code": 0}, "info", "exited with code 0"),
-        ({"exit_code": 2}, "error", f"exited with code 2{TAIL}"),
-        ({"exit_code": None, "signal": 15}, "warning", f"was killed by SIGTERM{TAIL}"),
-        ({"exit_code": None, "signal": 9, "stderr_tail": []}, "error", "was killed by SIGKILL"),
-    ],
-)
-def test_end_without_an_exception_is_reported_by_code_or_signal(
-    tmp_path: Path, changes: dict[str, Any], severity: str, words: str
-) -> None:
-    leave(tmp_path, exception=None, **changes)
-    (row,) = read(source_of(tmp_path))
-    assert (row["kind"], row["severity"]) == ("run_exit", severity)
-    assert row["message"].endswith(f") {words}")
-    assert (row["exit_code"], row["signal"]) == (changes["exit_code"], changes.get("signal"))
+        ({"exit_code": 2}, "error", f"exited with code 2{tail}"),
+        ({"exit_code": None, "signal": 15}, "warning", f"{killed}TERM{tail}"),
+        ({"exit_code": None, "signal": 9, "stderr_tail": []}, "error", f"{killed}KILL"),
+    ]
+    for changes, severity, words in ends:
+        leave(tmp_path, exception=None, **changes)
+        (row,) = read(source_of(tmp_path))
+        assert (row["kind"], row["severity"]) == ("run_exit", severity)
+        assert row["message"].endswith(f") {words}")
+        assert (row["exit_code"], row["signal"]) == (changes["exit_code"], changes.get("signal"))
 
 
 def test_what_lockstep_run_writes_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,21 +81,16 @@ def test_what_lockstep_run_writes_is_read(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("ended_ns", "first_ns", "later_ns"),
-    [
+def test_time_of_a_report_stays_between_the_reads(tmp_path: Path) -> None:
+    for ended_ns, first_ns, later_ns in (
         (T0 - 60 * SECOND, T0 - 60 * SECOND, T0),  # ended while no collector ran
-        (0, T0 - 3_600 * NS_PER_S, T0),
+        (0, T0 - 3_600 * SECOND, T0),
         (1 << 62, T0, T0 + SECOND),
-    ],
-)
-def test_time_of_a_report_stays_between_the_reads(
-    tmp_path: Path, ended_ns: int, first_ns: int, later_ns: int
-) -> None:
-    source = source_of(tmp_path)
-    for now_ns, reported_ns in ((T0, first_ns), (T0 + SECOND, later_ns)):
-        leave(tmp_path, ended_ns=ended_ns)
-        assert [row["ts_ns"] for row in read(source, now_ns)] == [reported_ns]
+    ):
+        source = source_of(tmp_path)
+        for now_ns, reported_ns in ((T0, first_ns), (T0 + SECOND, later_ns)):
+            leave(tmp_path, ended_ns=ended_ns)
+            assert [row["ts_ns"] for row in read(source, now_ns)] == [reported_ns]
 
 
 WRONG: list[dict[str, Any]] = [
@@ -117,12 +104,17 @@ WRONG: list[dict[str, Any]] = [
 NO_REPORTS = ["", "garbage", "[]", "null", '{"version": 1}', "[" * 60_000]
 
 
-def test_file_that_is_no_report_is_reported_once_and_stays(tmp_path: Path) -> None:
+def test_file_that_is_no_report_is_reported_once_and_stays_and_a_large_one_is_not_read(tmp_path: Path) -> None:
     texts = dict(enumerate(NO_REPORTS + [json.dumps(SAID | changes) for changes in WRONG]))
     files = {leave_text(tmp_path, f"run-{number}.json", text): text for number, text in texts.items()}
     (line,) = warnings_of(source_of(tmp_path))
     assert (line["event"], line["files"]) == ("files are no run reports and stay", 19)
     assert {file: file.read_text() for file in files} == files
+    (tmp_path / "large").mkdir()
+    large = leave(tmp_path / "large")
+    os.truncate(large, 1 << 29)  # a hole, which costs nothing to make and much memory to read
+    (line,) = warnings_of(source_of(tmp_path / "large"))
+    assert line["first"] == f"{large}: has {1 << 29} bytes, and a report 65536 at most"
 
 
 def warnings_of(source: ProcessesSource) -> list[Any]:
@@ -132,7 +124,9 @@ def warnings_of(source: ProcessesSource) -> list[Any]:
     return [line for line in lines if line["log_level"] == "warning"]
 
 
-def test_only_plain_files_of_their_owner_with_the_name_of_a_report_are_read(tmp_path: Path) -> None:
+def test_only_plain_files_of_their_owner_with_the_name_of_a_report_are_read_where_others_cannot_replace_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "rings"
     folder.mkdir()
     true = leave(tmp_path)
@@ -145,27 +139,15 @@ def test_only_plain_files_of_their_owner_with_the_name_of_a_report_are_read(tmp_
         leave(folder, name)
     before = sorted(folder.iterdir())
     assert read(source_of(folder)) == []
-    assert sorted(folder.iterdir()) == before
-    assert true.exists()
-
-
-def test_directory_in_which_others_can_replace_files_is_not_read(tmp_path: Path) -> None:
-    leave(tmp_path)
+    assert (sorted(folder.iterdir()), true.exists()) == (before, True)
+    (folder / "run-2.json").unlink()
     tmp_path.chmod(0o777)
     source = source_of(tmp_path)
     assert [line["event"] for line in warnings_of(source)] == ["directory of run reports is not read"]
     tmp_path.chmod(0o1777)
-    assert len(read(source)) == 1
-
-
-def test_report_that_cannot_be_taken_away_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path) -> None:
-        raise PermissionError(1, "Operation not permitted", str(path))
-
-    leave(tmp_path)
-    monkeypatch.setattr(Path, "unlink", refuse)  # root may remove everything, so the refusal is a fake
-    source = source_of(tmp_path)
-    assert [len(read(source)), len(read(source))] == [1, 0]
+    # Root may remove everything, so the refusal is a fake.
+    monkeypatch.setattr(Path, "unlink", Mock(side_effect=PermissionError(1, "Operation not permitted")))
+    assert [len(read(source)), len(read(source))] == [1, 0], "what cannot be taken away is reported once"
     leave(tmp_path, "run-43.json")
     assert len(read(source)) == 1
 
@@ -181,10 +163,3 @@ def test_flood_of_reports_is_spread_over_reads_and_their_texts_are_cut_and_clean
     (row,) = read(source)
     assert row["message"].isprintable()
     assert len(row["message"]) < 3_000
-
-
-def test_large_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    file = leave(tmp_path)
-    os.truncate(file, 1 << 29)  # a hole, which costs nothing to make and much memory to read
-    (line,) = warnings_of(source_of(tmp_path))
-    assert line["first"] == f"{file}: has {1 << 29} bytes, and a report 65536 at most"

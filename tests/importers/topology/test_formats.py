@@ -30,6 +30,9 @@ SEEDS = {
 }
 
 
+PLANES = dual_plane(2, 1, 1)
+
+
 def imported(format_name: str, *paths: Path, host: str | None = None) -> Imported:
     return import_topology([Input(format_name, paths, host)], JoinOptions())
 
@@ -68,23 +71,18 @@ def test_what_cannot_be_imported_is_refused(tmp_path: Path) -> None:
     assert len(refused.value.complaints) == 2
 
 
-def test_our_own_topology_passes_through_as_it_is(tmp_path: Path) -> None:
-    topology = dual_plane(2, 1, 1)
-    write_topology(topology, tmp_path / "topology.json")
-    assert imported("lockstep", tmp_path / "topology.json") == Imported(topology, ())
-    inputs = [Input("lockstep", (tmp_path / "topology.json",))]
-    assert import_topology(inputs, JoinOptions(routing="adaptive")).topology.routing == "adaptive"
-    (tmp_path / "t.json").write_text(dump_topology(topology).replace('"b": "plane0-leaf0"', '"b": "gone"'))
-    with pytest.raises(BadTopology, match="there is no node 'gone'"):
-        imported("lockstep", tmp_path / "t.json")
-
-
-def test_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+def test_our_own_topology_replaces_a_file_whole_and_passes_through_as_it_is(tmp_path: Path) -> None:
     target = tmp_path / "topology.json"
-    for hosts in (2, 4):
-        write_topology(dual_plane(hosts, 1, 1), target)
-        assert load_topology(target) == dual_plane(hosts, 1, 1)
-    assert list(tmp_path.iterdir()) == [target]
+    for topology in (dual_plane(4, 1, 1), PLANES):
+        write_topology(topology, target)
+        assert load_topology(target) == topology
+    assert list(tmp_path.iterdir()) == [target], "nothing is left beside it"
+    assert imported("lockstep", target) == Imported(PLANES, ())
+    again = import_topology([Input("lockstep", (target,))], JoinOptions(routing="adaptive")).topology
+    assert again.routing == "adaptive"
+    target.write_text(dump_topology(PLANES).replace('"b": "plane0-leaf0"', '"b": "gone"'))
+    with pytest.raises(BadTopology, match="there is no node 'gone'"):
+        imported("lockstep", target)
 
 
 def read_garbage(format_name: str, data: bytes) -> None:
@@ -96,12 +94,21 @@ def read_garbage(format_name: str, data: bytes) -> None:
         dump_topology(topology).encode()
 
 
+KEYS = ["lldp", "interface", "chassis", "port", "id", "name", "value", "type", "descr", "capability", "enabled"]
+KEYS += ["instances", "network_layers", "labels", "nodes", "links", "auto-negotiation", "current"]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    max_leaves=20,
+).map(json.dumps)
+
+
 @pytest.mark.parametrize("format_name", FORMATS)
 @FEW
 @given(
-    data=st.one_of(st.binary(max_size=200), st.text(max_size=200).map(lambda text: text.encode("utf-8", "replace")))
+    data=st.binary(max_size=200) | (st.text(max_size=200) | JSON).map(lambda text: text.encode("utf-8", "replace"))
 )
-def test_any_bytes_are_read_or_refused(format_name: str, data: bytes) -> None:
+def test_any_bytes_and_json_of_any_shape_are_read_or_refused(format_name: str, data: bytes) -> None:
     read_garbage(format_name, data)
 
 
@@ -109,9 +116,7 @@ def test_any_bytes_are_read_or_refused(format_name: str, data: bytes) -> None:
 @FEW
 @given(chance=st.data())
 def test_damaged_files_are_read_or_refused(format_name: str, chance: st.DataObject) -> None:
-    seeds = [(DATA / name).read_bytes() for name in SEEDS[format_name]] or [
-        dump_topology(dual_plane(2, 1, 1)).encode()
-    ]
+    seeds = [(DATA / name).read_bytes() for name in SEEDS[format_name]] or [dump_topology(PLANES).encode()]
     data = bytearray(chance.draw(st.sampled_from(seeds)))
     for _ in range(chance.draw(st.integers(1, 6))):
         begin = chance.draw(st.integers(0, len(data)))
@@ -121,32 +126,13 @@ def test_damaged_files_are_read_or_refused(format_name: str, chance: st.DataObje
     read_garbage(format_name, bytes(data))
 
 
-_KEYS = ["lldp", "interface", "chassis", "port", "id", "name", "value", "type", "descr", "capability", "enabled"]
-_KEYS += ["instances", "network_layers", "labels", "nodes", "links", "auto-negotiation", "current"]
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(_KEYS), inner, max_size=4),
-    max_leaves=20,
-)
-
-
-@pytest.mark.parametrize("format_name", ["lldp", "topograph", "lockstep", "slurm"])
-@FEW
-@given(value=_JSON)
-def test_json_of_any_shape_is_read_or_refused(format_name: str, value: object) -> None:
-    read_garbage(format_name, json.dumps(value).encode())
-
-
-def test_lingjun_has_a_leaf_per_pair_of_switches(public: Path) -> None:
+def test_published_fabrics_have_their_tiers(public: Path) -> None:
     found = imported("lingjun", public / "topo_fabric/alibaba_lingjun_2023_topo.csv")
     tiers = Counter(node.tier or node.kind for node in found.topology.nodes)
     assert tiers == {"host": 847, "leaf": 119, "spine": 3, "core": 1}
     below = Counter(link.b for link in found.topology.links if "/" in link.a)
     assert max(below.values()) == 8  # what a leaf of these has; 48 leaves would have up to 24
     assert said(found, "stand below several PSWs")
-
-
-def test_ibnetdiscover_of_superbench_has_three_tiers(public: Path) -> None:
     found = imported("ibnetdiscover", public / "topo_fabric/ibnetdiscover_faked_superbench.txt")
     tiers = Counter(node.tier or node.kind for node in found.topology.nodes)
     assert tiers == {"host": 10, "leaf": 5, "spine": 2, "core": 1}
@@ -164,17 +150,12 @@ def test_models_of_topograph_have_their_hosts_and_leaves(public: Path, model: st
     assert sum(switch.tier == "leaf" for switch in topology.switches) == leaves
 
 
-def test_every_host_of_rccl_has_its_gpus_and_their_nics(public: Path) -> None:
+def test_hosts_of_rccl_and_clouds_have_their_gpus_and_their_nics(public: Path) -> None:
     topology = imported("nccl-xml", public / "topo_host_xml/rccl").topology
     assert len(topology.hosts) == 30
     assert all(gpu.nics for host in topology.hosts for gpu in host.gpus if host.nics)
     mi300 = next(host for host in topology.hosts if host.id == "topo_8p_940")
     assert [gpu.nics for gpu in mi300.gpus] == [(f"mlx5_{number}",) for number in range(8)]
-
-
-@pytest.mark.parametrize(("machine", "gpus", "nics"), [("aws/p4d-24xl-topo", 8, 1), ("azure/ndv4-topo", 8, 2)])
-def test_gpus_of_a_cloud_machine_have_the_nics_of_their_switch(
-    public: Path, machine: str, gpus: int, nics: int
-) -> None:
-    (host,) = imported("nccl-xml", public / f"topo_host_xml/{machine}.xml").topology.hosts
-    assert [len(gpu.nics) for gpu in host.gpus] == [nics] * gpus
+    for machine, nics in (("aws/p4d-24xl-topo", 1), ("azure/ndv4-topo", 2)):
+        (host,) = imported("nccl-xml", public / f"topo_host_xml/{machine}.xml").topology.hosts
+        assert [len(gpu.nics) for gpu in host.gpus] == [nics] * 8

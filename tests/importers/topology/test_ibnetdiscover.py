@@ -2,21 +2,11 @@
 
 import re
 
-import pytest
-
 from tests.importers.topology.build import complaints, join, links_of, read, said, source, stored, tiers_of
 
 FABRIC = stored("ibnetdiscover.txt")
-LINKS = {
-    "n1/mlx5_0--leaf1/1",
-    "n2/mlx5_0--leaf1/2",
-    "n3/mlx5_0--leaf2/1",
-    "n4/mlx5_0--leaf2/2",
-    "leaf1/31--spine1/1",
-    "leaf1/32--spine2/1",
-    "leaf2/31--spine1/2",
-    "leaf2/32--spine2/2",
-}
+LINKS = {f"n{n}/mlx5_0--leaf{(n + 1) // 2}/{2 - n % 2}" for n in (1, 2, 3, 4)}
+LINKS |= {f"leaf{leaf}/{30 + spine}--spine{spine}/{leaf}" for leaf in (1, 2) for spine in (1, 2)}
 LEAF1_SEES_N1 = '[1]\t"H-0c42a10300120001"[1](0c42a10300120001)\t\t# "n1 mlx5_0" lid 20 4xHDR'
 N1_SEES_LEAF1 = '# lid 20 lmc 0 "MF0;leaf1:MQM8700/U1" lid 11 4xHDR'
 SPINE1, SPINE2 = "MF0;spine1:MQM8700/U1", "MF0;spine2:MQM8700/U1"
@@ -49,36 +39,26 @@ def test_switches_hosts_and_cables_are_read_and_what_was_inferred_is_said() -> N
     assert said(imported, "unless --routing adaptive says otherwise")
 
 
-@pytest.mark.parametrize(
-    ("word", "gbps"), [("4xEDR", 100), ("2xHDR", 100), ("4xFDR", 56), ("4xXDR", 800), ("1xSDR", 2.5), ("4xZZZ", 400)]
-)
-def test_rate_is_width_times_lane_and_one_that_nobody_knows_is_assumed(word: str, gbps: float) -> None:
-    imported = read("ibnetdiscover", fabric_with(("4xNDR", word)))
-    assert {link.gbps for link in imported.topology.links if link.a.startswith("leaf")} == {gbps}
-    assert said(imported, "the rate of 4 links is unknown: 400 Gbit/s is assumed") == (word == "4xZZZ")
-
-
-def test_name_that_looks_like_a_rate_is_none() -> None:
+def test_rate_is_width_times_lane_and_one_that_nobody_knows_is_assumed() -> None:
+    rates = {"4xEDR": 100, "2xHDR": 100, "4xFDR": 56, "4xXDR": 800, "1xSDR": 2.5, "4xZZZ": 400}
+    for word, gbps in rates.items():
+        imported = read("ibnetdiscover", fabric_with(("4xNDR", word)))
+        assert {link.gbps for link in imported.topology.links if link.a.startswith("leaf")} == {gbps}
+        assert said(imported, "the rate of 4 links is unknown: 400 Gbit/s is assumed") == (word == "4xZZZ")
     topology = read("ibnetdiscover", fabric_with((SPINE1, "1xSDR"))).topology
-    assert {link.gbps for link in topology.links if "1xSDR" in link.b} == {400}
-
-
-@pytest.mark.parametrize(
-    ("names", "spines"),
-    [
-        (("MF0;core:MCS8500/S01/U1", "MF0;core:MCS8500/S02/U1"), {"core.S01.U1", "core.S02.U1"}),  # of one chassis
-        (("Quantum", "Quantum"), {"S-0000000000000b01", "S-0000000000000b02"}),
-    ],
-)
-def test_switches_are_told_apart_by_their_place_or_guid(names: tuple[str, str], spines: set[str]) -> None:
-    topology = read("ibnetdiscover", fabric_with((SPINE1, names[0]), (SPINE2, names[1]))).topology
-    assert set(tiers_of(topology)) == {"leaf1", "leaf2", *spines}
+    assert {link.gbps for link in topology.links if "1xSDR" in link.b} == {400}, "it is the name of a switch"
 
 
 FACTORY = "MT4123 ConnectX6   Mellanox Technologies"
 
 
-def test_adapters_with_the_name_of_the_factory_are_told_apart_by_guid_and_card() -> None:
+def test_switches_are_told_apart_by_place_or_guid_and_adapters_with_the_factory_s_name_by_guid_and_card() -> None:
+    for first, second, spines in (
+        ("MF0;core:MCS8500/S01/U1", "MF0;core:MCS8500/S02/U1", {"core.S01.U1", "core.S02.U1"}),  # of one chassis
+        ("Quantum", "Quantum", {"S-0000000000000b01", "S-0000000000000b02"}),
+    ):
+        topology = read("ibnetdiscover", fabric_with((SPINE1, first), (SPINE2, second))).topology
+        assert set(tiers_of(topology)) == {"leaf1", "leaf2", *spines}
     imported = read("ibnetdiscover", fabric_with(*((f"n{n} mlx5_0", FACTORY) for n in (1, 2, 3, 4))))
     by_guid = re.sub(r"n(\d)/mlx5_0", r"H-0c42a1030012000\1/H-0c42a1030012000\1", " ".join(LINKS))
     assert links_of(imported.topology) == set(by_guid.split())
@@ -107,27 +87,21 @@ def test_ports_may_have_numbers_of_their_own_and_be_shown_by_one_end_only() -> N
 def test_cables_that_their_ends_describe_differently_are_all_refused() -> None:
     slower = (N1_SEES_LEAF1, N1_SEES_LEAF1.replace("4xHDR", "4xEDR"))
     elsewhere = ('"S-0000000000000a02"[1]\t\t# lid 22', '"S-0000000000000a02"[9]\t\t# lid 22')
+    places = "n3/mlx5_0 is cabled to leaf2/1 as leaf2/1 says in ib.txt and to leaf2/9 as n3/mlx5_0 says in ib.txt"
+    rates = "runs at 200 Gbit/s as leaf1/1 says in ib.txt and 100 Gbit/s as n1/mlx5_0 says in ib.txt"
     assert ib_complaints(fabric_with(slower, elsewhere)) == [
-        (
-            "n3/mlx5_0 is cabled to leaf2/1 as leaf2/1 says in ib.txt and to leaf2/9 as n3/mlx5_0 says in ib.txt, "
-            "but takes one cable"
-        ),
-        (
-            "the cable from leaf1/1 to n1/mlx5_0 runs at 200 Gbit/s as leaf1/1 says in ib.txt "
-            "and 100 Gbit/s as n1/mlx5_0 says in ib.txt"
-        ),
+        f"{places}, but takes one cable",
+        f"the cable from leaf1/1 to n1/mlx5_0 {rates}",
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", "holds no switch and no adapter"),
-        ("[1] nonsense", "line 1: is no port of a switch or an adapter: '[1] nonsense'"),
-        ("Switch what", "line 1: cannot be understood: 'Switch what'"),
-        ('Switch 2 "S-1" # "a"\nSwitch 2 "S-1" # "a"', "S-1 is described 2 times"),
-        ('Switch 2 "S-1" # "a"\n[1] "S-2"[1] # "b"', "a is cabled to S-2, which is not described"),
-    ],
-)
-def test_text_that_is_something_else_or_ambiguous_is_refused(text: str, reason: str) -> None:
-    assert f"ib.txt: {reason}" in ib_complaints(text)
+def test_text_that_is_something_else_or_ambiguous_is_refused() -> None:
+    refused = {
+        "": "holds no switch and no adapter",
+        "[1] nonsense": "line 1: is no port of a switch or an adapter: '[1] nonsense'",
+        "Switch what": "line 1: cannot be understood: 'Switch what'",
+        'Switch 2 "S-1" # "a"\nSwitch 2 "S-1" # "a"': "S-1 is described 2 times",
+        'Switch 2 "S-1" # "a"\n[1] "S-2"[1] # "b"': "a is cabled to S-2, which is not described",
+    }
+    for text, reason in refused.items():
+        assert f"ib.txt: {reason}" in ib_complaints(text)

@@ -1,15 +1,14 @@
 """Several sources make one topology: each adds what it knows, and where two disagree everybody hears of it."""
 
-import json
-
 import pytest
 
 from importers.topology.formats import parse_native
 from importers.topology.joining import JoinOptions, infer_planes, infer_rails, infer_tiers, join_surveys
+from importers.topology.merging import match_cables, merge_nodes, rename_ports, settle_kinds
 from importers.topology.survey import End, SeenCable, SeenNic, SeenNode, Source, Survey
 from lockstep.errors import BadTopology
 from lockstep.fabrics import dual_plane, leaf_spine, rail_optimised
-from lockstep.topology import Topology, dump_topology
+from lockstep.topology import Gpu, Kind, Topology, dump_topology
 from tests.importers.topology.build import (
     Given,
     changed,
@@ -32,17 +31,6 @@ def ib(text: str | None = None) -> Given:
 
 def slurm(text: str | None = None) -> Given:
     return "slurm", [source(text or stored("topology.conf"), "topology.conf")]
-
-
-def rebuilt(topology: Topology) -> Topology:
-    """Return the topology after a way through a survey that knows neither planes, rails nor tiers."""
-    survey = parse_native(Source("x", "x", dump_topology(topology).encode()))
-    bare = [
-        SeenNode(node.id, "x", node.kind, gpus=node.gpus, nics=tuple(type(nic)(nic.id) for nic in node.nics))
-        for node in survey.nodes
-    ]
-    survey.nodes = bare
-    return join_surveys([survey], JoinOptions()).topology
 
 
 def test_fabric_and_hosts_from_two_tools_are_one_topology_in_any_order() -> None:
@@ -74,29 +62,23 @@ def test_rate_of_a_nic_must_agree_with_its_cable_or_stands_for_it() -> None:
     assert rates == {**cables, "leaf1--spine1": 400, "leaf2--spine1": 400}
 
 
-def test_all_nics_of_a_host_go_to_the_one_leaf_that_is_told() -> None:
+def test_nics_of_a_host_go_to_the_one_leaf_that_is_told_or_in_order_to_as_many_and_nothing_is_guessed() -> None:
     two = HOSTS[1][0].data.replace(b'<net name="mlx5_0"', b'<net name="mlx5_9" speed="200000"/><net name="mlx5_0"')
     imported = join(slurm(), ("nccl-xml", [Source("n1.xml", "n1", two)]))
     assert {"n1/mlx5_0--leaf1", "n1/mlx5_9--leaf1"} < links_of(imported.topology)
     assert said(imported, "which NICs of n1 go to leaf1 is unknown: all 2 are taken to")
-
-
-def tree_of_two_leaves() -> Survey:
+    switches = [SeenNode(leaf, "tree", "switch") for leaf in ("l1", "l2")]
     cables = [SeenCable(End("h"), End(leaf), "tree") for leaf in ("l1", "l2")]
-    nodes = [SeenNode("h", "tree", "host"), *(SeenNode(leaf, "tree", "switch") for leaf in ("l1", "l2"))]
-    return Survey("tree", nodes, cables)
-
-
-def host_with(nics: int) -> Survey:
-    return Survey("xml", [SeenNode("h", "xml", "host", nics=tuple(SeenNic(f"e{number}") for number in range(nics)))])
-
-
-def test_as_many_nics_as_cables_are_taken_in_order_and_other_numbers_are_not_guessed() -> None:
-    imported = join_surveys([tree_of_two_leaves(), host_with(nics=2)], JoinOptions())
+    surveys = [Survey("tree", [SeenNode("h", "tree", "host"), *switches], cables)]
+    imported = join_surveys([*surveys, host_with("e0", "e1")], JoinOptions())
     assert links_of(imported.topology) == {"h/e0--l1", "h/e1--l2"}
     assert said(imported, "which NIC of h has which cable is unknown: taken in order")
     with pytest.raises(BadTopology, match="h has 3 NICs without a cable and 2 cables without a NIC"):
-        join_surveys([tree_of_two_leaves(), host_with(nics=3)], JoinOptions())
+        join_surveys([*surveys, host_with("e0", "e1", "e2")], JoinOptions())
+
+
+def host_with(*nics: str) -> Survey:
+    return Survey("xml", [SeenNode("h", "xml", "host", nics=tuple(map(SeenNic, nics)))])
 
 
 def test_tree_adds_what_is_above_the_cables_and_may_not_contradict_them() -> None:
@@ -113,7 +95,11 @@ def test_tree_adds_what_is_above_the_cables_and_may_not_contradict_them() -> Non
     assert complaint.startswith("n1 and rack1 are joined as topology.conf says, but no cable goes")
 
 
-def test_new_nic_gets_a_name_that_is_free_and_a_switch_without_hosts_no_tier() -> None:
+def test_names_are_free_and_can_be_held_unless_two_become_one_and_a_switch_without_hosts_has_no_tier() -> None:
+    imported = join(slurm("SwitchName=rack/1 Nodes=gke--a"))
+    assert links_of(imported.topology) == {"gke-a/nic0--rack.1"}
+    assert said(imported, "'gke--a' is called gke-a")
+    assert complaints(slurm("SwitchName=l Nodes=a--b,a-b")) == ["nodes 'a--b' and 'a-b' would both be called a-b"]
     cables = [SeenCable(End("h", "nic0"), End("l1", "p1"), "a"), SeenCable(End("l2", "p2"), End("h"), "a")]
     nodes = [SeenNode("h", "a", "host"), SeenNode("l1", "a", "switch"), SeenNode("l2", "a", "switch")]
     topology = join_surveys([Survey("a", nodes, cables)], JoinOptions()).topology
@@ -139,66 +125,24 @@ def test_two_descriptions_of_a_host_must_agree_and_gpus_make_it_one_though_it_fo
     assert said(imported, "n1 forwards like a switch, but is a host as n1.xml says: kept as that")
 
 
-def test_names_that_cannot_be_held_are_changed_unless_two_become_one() -> None:
-    imported = join(slurm("SwitchName=rack/1 Nodes=gke--a"))
-    assert links_of(imported.topology) == {"gke-a/nic0--rack.1"}
-    assert said(imported, "'gke--a' is called gke-a")
-    assert complaints(slurm("SwitchName=l Nodes=a--b,a-b")) == ["nodes 'a--b' and 'a-b' would both be called a-b"]
-
-
-def test_planes_and_rails_are_found_where_there_are_any() -> None:
-    topology = dual_plane(hosts=2, leaves_per_plane=2, spines_per_plane=1)
-    again = rebuilt(topology)
-    assert [[nic.plane for nic in host.nics] for host in again.hosts] == [[0, 1], [0, 1]]
-    assert tiers_of(again) == tiers_of(topology)
-    rails = rebuilt(rail_optimised(hosts=4, rails=3, spines=2, pods=2))
-    assert [[nic.rail for nic in host.nics] for host in rails.hosts] == [[0, 1, 2]] * 4
-    none = rebuilt(leaf_spine(hosts=4, nics_per_host=2, leaves=2, spines=2))
-    assert {nic.rail for host in none.hosts for nic in host.nics} == {None}
-
-
-def test_routing_that_is_told_wins_and_two_need_a_word() -> None:
+def test_routing_that_is_told_wins_two_need_a_word_and_our_own_topology_keeps_everything() -> None:
     assert join(ib(), options=JoinOptions(routing="adaptive")).topology.routing == "adaptive"
     assert not said(join(ib()), "ecmp is assumed")
     ours = ("lockstep", [source(dump_topology(leaf_spine(2, 1, 1, 1)), "ours.json")])
     assert complaints(ib(), ours) == ["routing is static and ecmp: --routing says which"]
     assert join(ib(), ours, options=JoinOptions(routing="ecmp")).topology.routing == "ecmp"
-
-
-def test_our_own_topology_keeps_everything_when_another_is_added() -> None:
+    found = complaints(slurm("\n".join(f"SwitchName=s{number} Nodes=n[" for number in range(500))))
+    assert (len(found), found[-1]) == (101, "and 400 more"), "no more complaints than anybody reads"
     topology = dual_plane(hosts=2, leaves_per_plane=1, spines_per_plane=2)
     down = topology.links[0].model_copy(update={"up": False})
     topology = topology.model_copy(update={"links": (down, *topology.links[1:])})
-    text = json.loads(dump_topology(topology))
-    assert join(("lockstep", [source(json.dumps(text)), source(json.dumps(text), "again")])).topology == topology
+    text = dump_topology(topology)
+    assert join(("lockstep", [source(text), source(text, "again")])).topology == topology
 
 
-def test_no_more_complaints_than_anybody_reads() -> None:
-    text = "\n".join(f"SwitchName=s{number} Nodes=n[" for number in range(500))
-    found = complaints(slurm(text))
-    assert len(found) == 101
-    assert found[-1] == "and 400 more"
-
-
-@pytest.mark.parametrize(
-    ("leaves", "neighbours", "tiers"),
-    [
-        (
-            ["l"],
-            {"l": {"s"}, "s": {"l", "c"}, "c": {"s", "d"}, "d": {"c"}},
-            {"l": "leaf", "s": "spine", "c": "core", "d": "core"},
-        ),
-        (["l", "s"], {"l": {"s"}, "s": {"l"}}, {"l": "leaf", "s": "leaf"}),
-        (["l"], {"l": set(), "x": set()}, {"l": "leaf"}),
-    ],
-)
-def test_tier_is_the_distance_to_the_nearest_host(
-    leaves: list[str], neighbours: dict[str, set[str]], tiers: dict[str, str]
-) -> None:
-    assert infer_tiers(leaves, neighbours) == tiers
-
-
-def test_planes_need_a_host_on_both_and_rails_two_hosts_on_a_leaf() -> None:
+def test_planes_need_a_host_on_both_rails_two_hosts_on_a_leaf_and_a_tier_is_the_distance_to_the_nearest_host() -> (
+    None
+):
     apart, joined = {"a": set[str](), "b": set[str]()}, {"a": {"s"}, "b": {"s"}, "s": {"a", "b"}}
     both = {("h", "e0"): "a", ("h", "e1"): "b"}
     assert infer_planes(both, apart) == {("h", "e0"): 0, ("h", "e1"): 1}
@@ -207,3 +151,122 @@ def test_planes_need_a_host_on_both_and_rails_two_hosts_on_a_leaf() -> None:
     plugs = {(host, f"e{nic}"): f"leaf{nic}" for host in ("g", "h") for nic in range(11)}
     assert {nic: rail for (_, nic), rail in infer_rails(plugs).items()} == {f"e{nic}": nic for nic in range(11)}
     assert infer_rails({("h", "e0"): "a", ("h", "e1"): "b"}) == {}
+    chain = {"l": {"s"}, "s": {"l", "c"}, "c": {"s", "d"}, "d": {"c"}}
+    assert infer_tiers(["l"], chain) == {"l": "leaf", "s": "spine", "c": "core", "d": "core"}
+    assert infer_tiers(["l", "s"], {"l": {"s"}, "s": {"l"}}) == {"l": "leaf", "s": "leaf"}
+    assert infer_tiers(["l"], {"l": set(), "x": set()}) == {"l": "leaf"}
+
+
+@pytest.mark.parametrize(
+    ("topology", "planes", "rails"),
+    [
+        (dual_plane(hosts=2, leaves_per_plane=2, spines_per_plane=1), [0, 1], [None, None]),
+        (rail_optimised(hosts=4, rails=3, spines=2, pods=2), [None] * 3, [0, 1, 2]),
+        (leaf_spine(hosts=4, nics_per_host=2, leaves=2, spines=2), [None] * 2, [None] * 2),
+    ],
+    ids=["planes", "rails", "neither"],
+)
+def test_planes_and_rails_are_found_where_there_are_any(
+    topology: Topology, planes: list[int | None], rails: list[int | None]
+) -> None:
+    survey = parse_native(Source("x", "x", dump_topology(topology).encode()))
+    survey.nodes = [  # without planes, rails and tiers
+        SeenNode(node.id, "x", node.kind, gpus=node.gpus, nics=tuple(type(nic)(nic.id) for nic in node.nics))
+        for node in survey.nodes
+    ]
+    again = join_surveys([survey], JoinOptions()).topology
+    for host in again.hosts:
+        assert ([nic.plane for nic in host.nics], [nic.rail for nic in host.nics]) == (planes, rails)
+    assert tiers_of(again) == tiers_of(topology)
+
+
+GPU = Gpu(id="gpu0", index=0)
+
+
+def told(source: str, *nics: SeenNic, gpus: tuple[Gpu, ...] = (), rack: str | None = None) -> SeenNode:
+    return SeenNode("h", source, "host", rack=rack, gpus=gpus, nics=nics)
+
+
+def test_facts_of_several_sources_add_up_and_those_that_differ_are_reported_one_by_one() -> None:
+    node = merge_nodes([told("a", SeenNic("e0", gbps=100)), told("b", SeenNic("e0", rail=3), rack="r1")]).nodes["h"]
+    assert (node.rack, node.nics) == ("r1", {"e0": SeenNic("e0", gbps=100, rail=3)})
+    one, two = SeenNic("e0", gbps=100, plane=0, rail=1), SeenNic("e0", gbps=200, plane=1, rail=1)
+    assert sorted(merge_nodes([told("a", one, rack="r1"), told("b", two, rack="r2")]).complaints) == [
+        "sources disagree on the rack of h: 'r1' as a says and 'r2' as b says",
+        "the plane of NIC h/e0 is 0 as a says and 1 as b says",
+        "the rate in Gbit/s of NIC h/e0 is 100 as a says and 200 as b says",
+    ]
+    guesses: tuple[Kind, Kind] = ("host", "switch")
+    merged = merge_nodes([SeenNode("h", kind, kind, is_sure=False) for kind in guesses])
+    assert merged.complaints == ["node h is a host as host says and a switch as switch says"]
+
+
+def test_nics_of_one_guid_get_the_name_that_the_gpus_use_unless_they_are_ports_of_one_card() -> None:
+    xml = told("xml", SeenNic("mlx5_0", guid="aa"), gpus=(GPU,))
+    merged = merge_nodes([told("ib", SeenNic("HCA-1", guid="aa")), xml])
+    assert list(merged.nodes["h"].nics) == ["mlx5_0"]
+    (renamed,) = rename_ports(merged, [cable("h/HCA-1", "leaf/1", "ib")])
+    assert str(renamed.near) == "h/mlx5_0"
+    merged = merge_nodes([told("ib", SeenNic("HCA-1", guid="aa"), SeenNic("HCA-1:2", guid="aa")), xml])
+    assert merged.renamed == {}
+    assert set(merged.nodes["h"].nics) == {"HCA-1", "HCA-1:2", "mlx5_0"}
+
+
+def test_who_looks_out_is_a_host_unless_it_looks_at_one() -> None:
+    merged = merge_nodes([SeenNode("a", "x"), SeenNode("b", "x")])
+    settle_kinds(merged, [cable("a/1", "b/1")])
+    assert {node.id: node.kind for node in merged.nodes.values()} == {"a": "host", "b": "switch"}
+    assert len(merged.assumed) == 2
+    merged = merge_nodes([SeenNode("a", "x"), told("x")])
+    settle_kinds(merged, [cable("a/1", "h/1")])
+    assert merged.nodes["a"].kind == "switch"
+
+
+def cable(near: str, far: str, source: str = "x", up: bool = True) -> SeenCable:
+    """Return what a source sees; ends are written a/p1, or a where the port is not known."""
+    ends = [End(node, port or None) for node, _, port in (near.partition("/"), far.partition("/"))]
+    return SeenCable(ends[0], ends[1], source, up=up)
+
+
+@pytest.mark.parametrize(
+    ("claims", "cables"),
+    [
+        ([cable("a/1", "b/2"), cable("b/2", "a/1")], [("a/1", "b/2")]),
+        ([cable("a/1", "b/2"), cable("b/2", "a")], [("a/1", "b/2")]),
+        ([cable("a/1", "b"), cable("b/2", "a")], [("a/1", "b/2")]),  # each knows its own port only
+        ([cable("a", "b")] * 2, [("a", "b"), ("a", "b")]),  # lines of one source are parallel cables
+        (
+            [cable("a", "b"), cable("a", "b"), cable("b", "a", "y")],
+            [("a", "b"), ("a", "b")],
+        ),  # another tells the same
+        ([cable("a/1", "b/2"), cable("a", "b", "tree")], [("a/1", "b/2")]),
+    ],
+)
+def test_cable_that_several_tell_is_one(claims: list[SeenCable], cables: list[tuple[str, str]]) -> None:
+    matched = match_cables(claims, frozenset())
+    assert matched.complaints == []
+    assert sorted((str(one.a), str(one.b)) for one in matched.cables) == cables
+
+
+def test_claims_that_contradict_each_other_are_reported() -> None:
+    twice = "a/1 is cabled to {} as a/1 says in {} and to {} as a/1 says in {}, but takes one cable"
+    trees = [cable("a/1", "b/1"), cable("c/1", "d/1"), cable("a", "c", "tree")]
+    for claims, complaint in (
+        ([cable("a/1", "b", "x"), cable("a/1", "c", "y")], twice.format("b", "x", "c", "y")),
+        ([cable("a/1", "b/2", "x"), cable("a/1", "c", "y")], twice.format("c", "y", "b/2", "x")),
+        (trees, "a and c are joined as tree says, but no cable goes from one to the other as x says"),
+    ):
+        assert match_cables(claims, frozenset()).complaints == [complaint]
+
+
+def test_ends_are_paired_in_order_a_cabled_host_gets_no_more_and_one_word_takes_a_cable_down() -> None:
+    nobody = frozenset[str]()
+    ends = [cable("a/1", "b"), cable("a/2", "b"), cable("b/7", "a"), cable("b/8", "a")]
+    matched = match_cables(ends, nobody)
+    assert [(str(one.a), str(one.b)) for one in matched.cables] == [("a/1", "b/7"), ("a/2", "b/8")]
+    assert matched.assumed == ["which of 2 ports of a and b belong together is unknown: in order"]
+    claims = (cable("h/1", "b/1"), cable("h", "rack", "tree"))
+    assert len(match_cables(claims, nobody).cables) == 2
+    assert len(match_cables(claims, frozenset({"h"})).complaints) == 1
+    (one,) = match_cables([cable("a/1", "b/1"), cable("b/1", "a/1", up=False)], nobody).cables
+    assert not one.up

@@ -9,29 +9,13 @@ from importers.topology.survey import Source
 from tests.importers.topology.build import changed, complaints, join, links_of, said, source, stored_folder, tiers_of
 
 FABRIC = stored_folder("lldp")
-LINKS = {
-    "n1/eth0--leaf1/swp1",
-    "n2/eth0--leaf1/swp2",
-    "n3/eth0--leaf2/swp1",
-    "n4/eth0--leaf2/swp2",
-    "leaf1/swp31--spine1/swp1",
-    "leaf1/swp32--spine2/swp1",
-    "leaf2/swp31--spine1/swp2",
-    "leaf2/swp32--spine2/swp2",
-}
+LINKS = {f"n{n}/eth0--leaf{(n + 1) // 2}/swp{2 - n % 2}" for n in (1, 2, 3, 4)}
+LINKS |= {f"leaf{leaf}/swp{30 + spine}--spine{spine}/swp{leaf}" for leaf in (1, 2) for spine in (1, 2)}
 
 
-def neighbour(
-    node: str, port: str = "swp1", kind: str = "Bridge", medium: str = "", descr: str = ""
-) -> dict[str, Any]:
-    return {
-        "chassis": {node: {"capability": [{"type": kind, "enabled": True}]}},
-        "port": {
-            "id": {"type": "ifname", "value": port},
-            "auto-negotiation": {"current": medium},
-            **({"descr": descr} if descr else {}),
-        },
-    }
+def neighbour(node: str, port: str = "swp1", kind: str = "Bridge", medium: str = "", **more: str) -> dict[str, Any]:
+    told = {"id": {"type": "ifname", "value": port}, "auto-negotiation": {"current": medium}, **more}
+    return {"chassis": {node: {"capability": [{"type": kind, "enabled": True}]}}, "port": told}
 
 
 def nameless(node: str) -> dict[str, Any]:
@@ -52,73 +36,59 @@ def test_all_nodes_together_or_the_leaves_alone_tell_every_cable_once() -> None:
 
 
 STATION = neighbour("n1", "eth0", "Station")
-JSON0_CHASSIS = {
-    "name": [{"value": "leaf1"}],
-    "id": [{"type": "mac", "value": "x"}],
-    "capability": [{"type": "Bridge", "enabled": True}],
-}
-JSON0_PORT = {"id": [{"type": "ifname", "value": "swp1"}]}
-JSON0 = {"lldp": [{"interface": [{"name": "eth0", "chassis": [JSON0_CHASSIS], "port": [JSON0_PORT]}]}]}
+
+
+def files_of(**nodes: str) -> list[Source]:
+    return [source(text, f"{node}.json", node) for node, text in nodes.items()]
+
+
+JSON0 = """{"lldp": [{"interface": [{
+    "name": "eth0",
+    "chassis": [{
+        "name": [{"value": "leaf1"}],
+        "id": [{"type": "mac", "value": "x"}],
+        "capability": [{"type": "Bridge", "enabled": true}]
+    }],
+    "port": [{"id": [{"type": "ifname", "value": "swp1"}]}]
+}]}]}"""
+TWO_HOSTS = seen(swp1=STATION, swp2=neighbour("n2", "eth0", "Station"))
+IN_A_DOMAIN = {"n1": seen(eth0=neighbour("leaf1.example.org"))}
+IN_A_DOMAIN["leaf1"] = seen(swp1=neighbour("n1.example.org", "eth0", "Station"))
+OWN_NAME = {"n1": seen(eth0=neighbour("leaf1", "etp1", descr="Ethernet0")), "leaf1": seen(Ethernet0=STATION)}
+NAMELESS = {"a": seen(p1=nameless("b"), p2=nameless("b")), "b": seen(q1=nameless("a"))}
 
 
 @pytest.mark.parametrize(
     ("files", "links"),
     [
-        ([source(json.dumps(JSON0))], {"n1/eth0--leaf1/swp1"}),
-        (
-            [source(seen(swp1=STATION, swp2=neighbour("n2", "eth0", "Station")), node="leaf1")],  # so it is a switch
-            {"n1/eth0--leaf1/swp1", "n2/eth0--leaf1/swp2"},
-        ),
-        (
-            [
-                source(seen(eth0=neighbour("leaf1.example.org")), "a", "n1"),
-                source(seen(swp1=neighbour("n1.example.org", "eth0", "Station")), "b", "leaf1"),
-            ],
-            {"n1/eth0--leaf1/swp1"},
-        ),
-        (
-            [  # a port is called as its own node calls it
-                source(seen(eth0=neighbour("leaf1", "etp1", descr="Ethernet0")), "a", "n1"),
-                source(seen(Ethernet0=STATION), "b", "leaf1"),
-            ],
-            {"n1/eth0--leaf1/Ethernet0"},
-        ),
-        (
-            [  # ports that only their own nodes name are put together
-                source(seen(p1=nameless("b"), p2=nameless("b")), "a.json", "a"),
-                source(seen(q1=nameless("a")), "b.json", "b"),
-            ],
-            {"a/p1--b/q1", "a/p2--b"},
-        ),
+        (files_of(n1=JSON0), {"n1/eth0--leaf1/swp1"}),
+        (files_of(leaf1=TWO_HOSTS), {"n1/eth0--leaf1/swp1", "n2/eth0--leaf1/swp2"}),
+        (files_of(**IN_A_DOMAIN), {"n1/eth0--leaf1/swp1"}),
+        (files_of(**OWN_NAME), {"n1/eth0--leaf1/Ethernet0"}),
+        (files_of(**NAMELESS), {"a/p1--b/q1", "a/p2--b"}),
     ],
-    ids=["json0", "sees hosts", "domain", "own name", "nameless"],
+    ids=[
+        "json0",
+        "who sees hosts is a switch",
+        "domain",
+        "as its own node calls it",
+        "named by their own nodes only",
+    ],
 )
 def test_neighbours_become_cables(files: list[Source], links: set[str]) -> None:
     assert links_of(join(("lldp", files)).topology) == links
 
 
-def test_neighbour_without_a_name_goes_by_its_id() -> None:
+def test_neighbour_without_a_name_goes_by_its_id_and_the_medium_tells_the_rate() -> None:
     entry = {"chassis": {"id": {"type": "mac", "value": "0c:42"}}, "port": {"id": {"type": "ifname", "value": "1"}}}
     imported = join(("lldp", [source(seen(eth0=entry))]))
     assert links_of(imported.topology) == {"n1/eth0--0c:42/1"}
     assert said(imported, "taken for a host: n1")
     assert said(imported, "taken for a switch: 0c:42")
-
-
-@pytest.mark.parametrize(
-    ("medium", "gbps"),
-    [
-        ("100GbaseCR4 - 100GbE", 100),
-        ("10GigBaseX - X PCS", 10),
-        ("1000BaseTFD - Four-pair", 1),
-        ("2p5GigBaseT", 2.5),
-        ("unknown", 400),
-        ("", 400),
-    ],
-)
-def test_rate_is_that_of_the_medium_where_it_is_told(medium: str, gbps: float) -> None:
-    (link,) = join(("lldp", [source(seen(eth0=neighbour("leaf1", medium=medium)))])).topology.links
-    assert link.gbps == gbps
+    media = {"100GbaseCR4 - 100GbE": 100, "10GigBaseX - X PCS": 10, "1000BaseTFD - Four-pair": 1, "2p5GigBaseT": 2.5}
+    for medium, gbps in (media | {"unknown": 400, "": 400}).items():
+        (link,) = join(("lldp", [source(seen(eth0=neighbour("leaf1", medium=medium)))])).topology.links
+        assert link.gbps == gbps
 
 
 def test_nodes_that_disagree_on_a_cable_or_its_rate_are_reported() -> None:
@@ -137,21 +107,17 @@ def test_nodes_that_disagree_on_a_cable_or_its_rate_are_reported() -> None:
     assert "and 25 Gbit/s as n1/eth0 says in n1.json" in complaint
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        (
-            json.dumps({"lldp": {"interface": [{"eth0": neighbour("a")}, {"eth0": neighbour("b")}]}}),
-            "port eth0 of n1 has 2 neighbours, but takes one cable",
-        ),
-        ("[]", "shows no neighbour; expected what `lldpctl -f json` prints"),
-        ('{"lldp": {}}', "shows no neighbour"),
-        ("{", "is not JSON"),
-        (seen(eth0={"port": {}}), "the neighbour on eth0 has neither a name nor an id"),
-        ('{"lldp": {"interface": {"eth0": {"chassis": [1, "x"], "port": 3}}}}', "neither a name nor an id"),
-    ],
-)
-def test_file_that_is_something_else_is_refused(text: str, reason: str) -> None:
-    (complaint,) = complaints(("lldp", [source(text, "n1.json")]))
-    assert complaint.startswith("n1.json: ")
-    assert reason in complaint
+def test_file_that_is_something_else_is_refused() -> None:
+    twice = json.dumps({"lldp": {"interface": [{"eth0": neighbour("a")}, {"eth0": neighbour("b")}]}})
+    refused = {
+        twice: "port eth0 of n1 has 2 neighbours, but takes one cable",
+        "[]": "shows no neighbour; expected what `lldpctl -f json` prints",
+        '{"lldp": {}}': "shows no neighbour",
+        "{": "is not JSON",
+        seen(eth0={"port": {}}): "the neighbour on eth0 has neither a name nor an id",
+        '{"lldp": {"interface": {"eth0": {"chassis": [1, "x"], "port": 3}}}}': "neither a name nor an id",
+    }
+    for text, reason in refused.items():
+        (complaint,) = complaints(("lldp", [source(text, "n1.json")]))
+        assert complaint.startswith("n1.json: ")
+        assert reason in complaint

@@ -1,7 +1,5 @@
 """NCCL's XML tells the inside of a host: its GPUs, its NICs, and which of them are near each other."""
 
-import pytest
-
 from tests.importers.topology.build import complaints, join, read, said, source, stored_folder
 
 
@@ -30,22 +28,19 @@ def test_folder_of_files_gives_hosts_with_gpus_and_nics_and_without_a_fabric() -
     assert said(imported, "no cable is known for 4 NICs: n1/mlx5_0, n2/mlx5_0, n3/mlx5_0 and 1 more")
 
 
-@pytest.mark.parametrize(
-    ("text", "nics"),
-    [
-        (
-            host(pci(gpu(0) + nic("a")) + pci(gpu(1) + nic("b")), pci(gpu(2) + nic("c"))),
-            {0: ("a",), 1: ("b",), 2: ("c",)},  # behind its own switch
-        ),
-        (host(pci(nic("far") + pci(nic("near") + gpu(0)))), {0: ("near",)}),
-        (host(pci(gpu(0) + nic("a") + nic("b"))), {0: ("a", "b")}),  # equally near
-        (host(gpu(0), nic("a") + nic("b")), {0: ("a", "b")}),  # none on its own socket
-        (host(gpu(0)), {0: ()}),
-        (host(gpu(0) + nic("m", port=1) + nic("m", port=2, speed="fast")), {0: ("m", "m:2")}),
-    ],
-)
-def test_gpu_gets_the_nics_that_are_nearest(text: str, nics: dict[int, tuple[str, ...]]) -> None:
-    assert {gpu.index: gpu.nics for gpu in read("nccl-xml", text).topology.hosts[0].gpus} == nics
+def test_gpu_gets_the_nics_that_are_nearest() -> None:
+    own_switch = host(pci(gpu(0) + nic("a")) + pci(gpu(1) + nic("b")), pci(gpu(2) + nic("c")))
+    nearest: dict[str, list[tuple[str, ...]]] = {
+        own_switch: [("a",), ("b",), ("c",)],
+        host(pci(nic("far") + pci(nic("near") + gpu(0)))): [("near",)],
+        host(pci(gpu(0) + nic("a") + nic("b"))): [("a", "b")],  # equally near
+        host(gpu(0), nic("a") + nic("b")): [("a", "b")],  # none on its own socket
+        host(gpu(0)): [()],
+        host(gpu(0) + nic("m", port=1) + nic("m", port=2, speed="fast")): [("m", "m:2")],
+    }
+    for text, nics in nearest.items():
+        (found,) = read("nccl-xml", text).topology.hosts
+        assert [(gpu.index, gpu.nics) for gpu in found.gpus] == list(enumerate(nics))
 
 
 def test_functions_without_names_are_called_by_their_address_and_counted_in_order() -> None:
@@ -62,20 +57,18 @@ LEVELS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 12))
 BOMB = f'<!DOCTYPE x [<!ENTITY l0 "boom">{LEVELS}]><system><cpu name="&l11;"/></system>'
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("<graphs/>", "is no topology of NCCL: it begins with <graphs> and not with <system>"),
-        (host(nic("a") + nic("a")), "has NIC a more than once"),
-        (host(gpu(0) + gpu(0)), "has two GPUs with one number"),
-        ("", "is no XML: no element found"),
-        ("<system>", "is no XML: no element found"),
-        ("<a>" * 300 + "</a>" * 300, "is nested too deeply"),
-        ('<!DOCTYPE x [<!ENTITY a "aaaa">]><system>&a;</system>', "declares a document type"),
-        (BOMB, "declares a document type, which could make it grow without end"),
-        ('<?xml version="1.0" encoding="martian"?><system/>', "is no XML: unknown encoding"),
-    ],
-)
-def test_file_that_is_something_else_is_refused(text: str, reason: str) -> None:
-    found = complaints(("nccl-xml", [source(text, "h.xml")]))
-    assert any(complaint.startswith(f"h.xml: {reason}") for complaint in found), found
+def test_file_that_is_something_else_is_refused() -> None:
+    refused = {
+        "<graphs/>": "is no topology of NCCL: it begins with <graphs> and not with <system>",
+        host(nic("a") + nic("a")): "has NIC a more than once",
+        host(gpu(0) + gpu(0)): "has two GPUs with one number",
+        "": "is no XML: no element found",
+        "<system>": "is no XML: no element found",
+        "<a>" * 300 + "</a>" * 300: "is nested too deeply",
+        '<!DOCTYPE x [<!ENTITY a "aaaa">]><system>&a;</system>': "declares a document type",
+        BOMB: "declares a document type, which could make it grow without end",
+        '<?xml version="1.0" encoding="martian"?><system/>': "is no XML: unknown encoding",
+    }
+    for text, reason in refused.items():
+        found = complaints(("nccl-xml", [source(text, "h.xml")]))
+        assert any(complaint.startswith(f"h.xml: {reason}") for complaint in found), found

@@ -6,14 +6,7 @@ import pytest
 
 from tests.importers.topology.build import complaints, links_of, read, said, source, stored, tiers_of
 
-TREE_LINKS = {
-    "n1/nic0--leaf1",
-    "n2/nic0--leaf1",
-    "n3/nic0--leaf2",
-    "n4/nic0--leaf2",
-    "leaf1--spine1",
-    "leaf2--spine1",
-}
+TREE_LINKS = {f"n{n}/nic0--leaf{(n + 1) // 2}" for n in (1, 2, 3, 4)} | {"leaf1--spine1", "leaf2--spine1"}
 TREE_TIERS = {"leaf1": "leaf", "leaf2": "leaf", "spine1": "spine"}
 CONF = stored("topology.conf")
 TWO_TREES = """
@@ -32,6 +25,26 @@ OF_A_CONF = (
     "NICs are unknown: one per cable is assumed, called nic0 and so on: n1, ",
     "the rate of 6 links is unknown: 400 Gbit/s is assumed for each",
 )
+
+
+FOUR_TIERS = "SwitchName=l Nodes=n1\nSwitchName=s Switches=l\nSwitchName=c Switches=s\nSwitchName=d Switches=c"
+UNTOLD_LEAF = "SwitchName=l1 Nodes=n1\nSwitchName=s Switches=l[1-2]"  # taken for one without hosts
+DIAMOND = "SwitchName=l Nodes=n1\nSwitchName=s1 Switches=l\nSwitchName=s2 Switches=l\nSwitchName=c Switches=s[1-2]"
+MODEL = "switches: {s: {switches: [l1, l2]}}\nblocks: [{switch: l1, nodes: [a]}]"
+BLOCKS = "BlockName=b1 Nodes=n[1-2]\nBlockName=b2 Nodes=n3\nBlockSizes=2,4"
+BLOCK = "- topology: b\n  block: {blocks: [{block: b1, nodes: 'n[1-2]'}]}"
+NUMBERS = "- topology: t\n  tree: {switches: [{switch: 007, nodes: 0x10}]}"
+TWO_PSWS = "ip,DSW,PSW,ASW\na,G,P1,S1\nb,G,P2,S1\nc,G,P2,S2\n"
+TWO_PSWS_LINKS = {
+    "a/nic0--P1-S1",
+    "b/nic0--P2-S1",
+    "c/nic0--S2",
+    "P1-S1--P1",
+    "P2-S1--P2",
+    "S2--P2",
+    "P1--G",
+    "P2--G",
+}
 
 
 @pytest.mark.parametrize(
@@ -58,28 +71,13 @@ def test_all_formats_tell_the_same_tree_and_say_what_they_do_not_tell(
     [
         (
             "slurm",
-            "SwitchName=l Nodes=n1\nSwitchName=s Switches=l\nSwitchName=c Switches=s\nSwitchName=d Switches=c",
+            FOUR_TIERS,
             {"l": "leaf", "s": "spine", "c": "core", "d": "core"},
-            "has 4 tiers; the third and all above are core",
+            "the third and all above are core",
         ),
-        (
-            "slurm",
-            "SwitchName=l1 Nodes=n1\nSwitchName=s Switches=l[1-2]",
-            {"l1": "leaf", "s": "spine", "l2": "leaf"},
-            "names l2 and tells nothing more of it: taken for a leaf without hosts",
-        ),
-        (
-            "slurm",  # a leaf below two spines is no circle
-            "SwitchName=l Nodes=n1\nSwitchName=s1 Switches=l\nSwitchName=s2 Switches=l\nSwitchName=c Switches=s[1-2]",
-            {"l": "leaf", "s1": "spine", "s2": "spine", "c": "core"},
-            "ecmp is assumed",
-        ),
-        (
-            "topograph",
-            "switches: {s: {switches: [l1, l2]}}\nblocks: [{switch: l1, nodes: [a]}]",
-            {"s": "spine", "l1": "leaf", "l2": "leaf"},
-            "ecmp is assumed",
-        ),
+        ("slurm", UNTOLD_LEAF, {"l1": "leaf", "s": "spine", "l2": "leaf"}, "names l2 and tells nothing more of it:"),
+        ("slurm", DIAMOND, {"l": "leaf", "s1": "spine", "s2": "spine", "c": "core"}, "ecmp is assumed"),
+        ("topograph", MODEL, {"s": "spine", "l1": "leaf", "l2": "leaf"}, "ecmp is assumed"),
         ("lingjun", stored("lingjun.csv"), {**TREE_TIERS, "G1": "core"}, "ecmp is assumed"),
         ("topograph", '{"instances": [{"id": "a"}]}', {}, "no switch is known for a"),
     ],
@@ -93,30 +91,12 @@ def test_tier_is_the_height_in_the_tree(format_name: str, text: str, tiers: dict
 @pytest.mark.parametrize(
     ("format_name", "text", "links", "words"),
     [
-        (
-            "slurm",
-            "BlockName=b1 Nodes=n[1-2]\nBlockName=b2 Nodes=n3\nBlockSizes=2,4",
-            {"n1/nic0--b1", "n2/nic0--b1", "n3/nic0--b2"},
-            "each is taken for a rack with one leaf, joined by nothing",
-        ),
-        (
-            "slurm",
-            "- topology: b\n  block: {blocks: [{block: b1, nodes: 'n[1-2]'}]}",
-            {"n1/nic0--b1", "n2/nic0--b1"},
-            "joined by nothing",
-        ),
+        ("slurm", BLOCKS, {"n1/nic0--b1", "n2/nic0--b1", "n3/nic0--b2"}, "a rack with one leaf, joined by nothing"),
+        ("slurm", BLOCK, {"n1/nic0--b1", "n2/nic0--b1"}, "joined by nothing"),
         ("slurm", TWO_TREES, {"n1/nic0--l2", "n2/nic0--l2"}, "whole used, small left out"),
-        ("slurm", "- topology: t\n  tree: {switches: [{switch: 007, nodes: 0x10}]}", {"0x10/nic0--007"}, ""),
+        ("slurm", NUMBERS, {"0x10/nic0--007"}, ""),
         ("lingjun", stored("lingjun.csv"), {*TREE_LINKS, "spine1--G1"}, ""),
-        (
-            "lingjun",
-            "ip,DSW,PSW,ASW\na,G,P1,S1\nb,G,P2,S1\nc,G,P2,S2\n",
-            {
-                *("a/nic0--P1-S1", "b/nic0--P2-S1", "c/nic0--S2"),
-                *("P1-S1--P1", "P2-S1--P2", "S2--P2", "P1--G", "P2--G"),
-            },
-            "S1 stand below several PSWs: taken for another leaf below each",
-        ),
+        ("lingjun", TWO_PSWS, TWO_PSWS_LINKS, "S1 stand below several PSWs: taken for another leaf below each"),
     ],
 )
 def test_hosts_are_cabled_to_their_leaf(format_name: str, text: str, links: set[str], words: str) -> None:
@@ -190,9 +170,8 @@ def test_file_that_cannot_be_is_refused(format_name: str, text: str, reason: str
 
 
 def test_yaml_of_another_shape_a_name_of_two_things_and_all_lines_are_complained_of() -> None:
+    two_things = complaints(("slurm", [source("SwitchName=a Nodes=b\nSwitchName=b Nodes=c", "t.conf")]))
+    assert two_things == ["node b is a switch as t.conf says and a host as t.conf says"]
     (complaint,) = complaints(("slurm", [source("a: b", "topology.yaml")]))
     assert complaint.startswith("topology.yaml: is no list of topologies")
-    assert complaints(("slurm", [source("SwitchName=a Nodes=b\nSwitchName=b Nodes=c", "t.conf")])) == [
-        "node b is a switch as t.conf says and a host as t.conf says"
-    ]
     assert len(complaints(("slurm", [source("SwitchName=a Nodes=n1\nNodeName=x\nSwitchName=b Nodes=n[\n")]))) == 2

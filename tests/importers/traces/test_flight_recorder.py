@@ -62,38 +62,26 @@ def test_finished_operation_has_its_number_and_size_and_no_time_that_only_a_watc
     assert {comm[name] for name in ("gpu_pci", "gpu_uuid", "destroy_ns", "gpu", "pid", "nnodes")} == {None}
 
 
-def test_communicator_has_one_id_on_all_ranks_and_another_where_other_ranks_are_in_it() -> None:
-    other = {"name": "0", "desc": "default_pg", "ranks": [2, 1]}
-    rows = read(dump(entry()), dump(entry()), dump(entry(), pg_config={"0": other})).tables()["comms"].to_pylist()
-    assert rows[0]["comm"] == rows[1]["comm"] != rows[2]["comm"]
-    assert [(row["host"], row["rank"], row["world_rank"], row["nranks"]) for row in rows] == [
-        ("rank-0", 0, 0, 4),
-        ("rank-1", 1, 1, 4),
-        ("rank-2", 0, 2, 2),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("word", "sizes", "func", "size"),
-    [
-        ("nccl:_all_gather_base", ([[8]], [[32]]), "AllGather", 32),
-        ("nccl:_reduce_scatter_base", ([[32]], [[8]]), "ReduceScatter", 32),
-        ("nccl:all_to_all", ([[8], [4]], [[8], [4]]), "AlltoAll", 48),
-        ("nccl:brand_new", ([[2]], [[2]]), "brand_new", 8),
-    ],
-)
-def test_operations_are_counted_as_nccl_counts_them(
-    word: str, sizes: tuple[object, object], func: str, size: int
-) -> None:
-    told = entry(profiling_name=word, input_sizes=sizes[0], output_sizes=sizes[1])
-    row = first(read(dump(told)), "collectives")
-    assert (row["func"], row["bytes"]) == (func, size)
-
-
-def test_send_has_its_peer_and_a_number_that_must_not_be_compared() -> None:
-    told = entry(profiling_name="nccl:send 0->3", is_p2p=True, p2p_seq_id=12)
-    row = first(read(dump(told)), "collectives")
+def test_operations_are_counted_as_nccl_counts_them_and_those_of_unknown_size_or_number_are_left_out() -> None:
+    for word, inputs, outputs, func, size in (
+        ("nccl:_all_gather_base", [[8]], [[32]], "AllGather", 32),
+        ("nccl:_reduce_scatter_base", [[32]], [[8]], "ReduceScatter", 32),
+        ("nccl:all_to_all", [[8], [4]], [[8], [4]], "AlltoAll", 48),
+        ("nccl:brand_new", [[2]], [[2]], "brand_new", 8),
+    ):
+        told = entry(profiling_name=word, input_sizes=inputs, output_sizes=outputs)
+        row = first(read(dump(told)), "collectives")
+        assert (row["func"], row["bytes"]) == (func, size)
+    row = first(read(dump(entry(profiling_name="nccl:send 0->3", is_p2p=True, p2p_seq_id=12))), "collectives")
     assert (row["func"], row["peer"], row["seq"], row["seq_valid"]) == ("Send", 3, 12, False)
+    unknown: list[Told] = [{"input_sizes": []}, {"input_dtypes": ["Quaternion"]}, {"input_sizes": [[-1]]}]
+    for sizes in unknown:
+        reading = read(dump(entry(**sizes)))
+        assert "collectives" not in reading.rows
+        assert reading.unread == {"operations were left out, because nobody can say how much they moved": 1}
+    reading = read(dump(entry(), entry()))  # coalesced
+    assert reading.tables()["collectives"].num_rows == 1
+    assert reading.unread == {"operations were left out, because others of the same group have their number": 1}
 
 
 def test_operation_that_has_not_ended_is_progress_and_not_a_finished_operation() -> None:
@@ -109,9 +97,6 @@ def test_operation_that_has_not_ended_is_progress_and_not_a_finished_operation()
     begun = entry(collective_seq_id=8, state="started")  # where nobody asked for timing
     row = first(read(dump(begun, pg_status={"0": status})), "progress")
     assert (row["enqueued"], row["started"], row["done"]) == (9, 8, 7)
-
-
-def test_rank_without_entries_is_idle_at_the_moment_that_the_others_know() -> None:
     rows = read(dump(entry(time_created_ns=T0 + 4)), dump()).tables()["progress"].to_pylist()
     assert [(row["rank"], row["ts_ns"], row["head_state"]) for row in rows] == [(n, T0 + 4, "idle") for n in (0, 1)]
 
@@ -126,31 +111,19 @@ def statuses_of(**enqueued: int) -> Told:
 
 
 def test_counts_belong_to_the_group_that_entries_or_their_order_tell_and_else_are_left_out() -> None:
-    told = entry(pg_id=5, process_group=("72", "group 72"))
-    reading = read(dump(told, pg_config=groups_of("0", "72", "108"), pg_status=statuses_of(_0=1, _5=2, _16=3)))
-    names = {row["comm"]: row["name"] for row in reading.tables()["comms"].to_pylist()}
-    counts = {names[row["comm"]]: row["enqueued"] for row in reading.tables()["progress"].to_pylist()}
+    def told(group: str, names: tuple[str, ...], **enqueued: int) -> Reading:
+        one = entry(pg_id=5, process_group=(group, f"group {group}"))
+        return read(dump(one, pg_config=groups_of(*names), pg_status=statuses_of(**enqueued)))
+
+    tables = told("72", ("0", "72", "108"), _0=1, _5=2, _16=3).tables()
+    names = {row["comm"]: row["name"] for row in tables["comms"].to_pylist()}
+    counts = {names[row["comm"]]: row["enqueued"] for row in tables["progress"].to_pylist()}
     assert counts == {"group 0": 1, "group 72": 2, "group 108": 3}
-    told = entry(pg_id=5, process_group=("72", "group 72"))
-    reading = read(dump(told, pg_config=groups_of("0", "72", "108"), pg_status=statuses_of(_5=2, _16=3)))
+    reading = told("72", ("0", "72", "108"), _5=2, _16=3)
     assert reading.tables()["progress"]["enqueued"].to_pylist() == [2]
     assert reading.unread == {"counts were left out, because nothing tells which process group they are of": 1}
-    told = entry(pg_id=5, process_group=("108", "group 108"))  # which contradicts the order
-    reading = read(dump(told, pg_config=groups_of("72", "108"), pg_status=statuses_of(_5=2, _16=3)))
+    reading = told("108", ("72", "108"), _5=2, _16=3)  # which contradicts the order
     assert reading.tables()["progress"]["enqueued"].to_pylist() == [2]
-
-
-@pytest.mark.parametrize("sizes", [{"input_sizes": []}, {"input_dtypes": ["Quaternion"]}, {"input_sizes": [[-1]]}])
-def test_operation_of_unknown_size_is_left_out_and_counted(sizes: Told) -> None:
-    reading = read(dump(entry(**sizes)))
-    assert "collectives" not in reading.rows
-    assert reading.unread == {"operations were left out, because nobody can say how much they moved": 1}
-
-
-def test_coalesced_operations_that_share_a_number_are_one_row_and_a_count() -> None:
-    reading = read(dump(entry(), entry()))
-    assert reading.tables()["collectives"].num_rows == 1
-    assert reading.unread == {"operations were left out, because others of the same group have their number": 1}
 
 
 def test_json_tells_the_same_as_a_pickle_and_leaves_entries_out_where_there_are_none() -> None:
@@ -253,21 +226,16 @@ def test_counts_of_sends_are_told_only_between_two_ranks_that_do_nothing_else() 
 def test_groups_are_told_apart_although_ranks_share_what_they_tell_alike() -> None:
     first = {"0": {"name": "0", "desc": "all", "ranks": "[0, 1]"}, "1": {"name": "1", "desc": "", "ranks": "[0]"}}
     second = {"0": {"name": "0", "desc": "all", "ranks": "[0, 1]"}, "1": {"name": "1", "ranks": "[1]"}}
-    third = {"0": {"name": "0", "desc": "other", "ranks": "[0, 1, 2]"}, "1": {"name": "1", "ranks": [2, 1]}}
-    read_dumps = read(*(dump(entry(), pg_config=config) for config in (first, second, third)))
-    rows = read_dumps.tables()["comms"].to_pylist()
-    assert [(row["name"], row["world_rank"], row["rank"], row["nranks"]) for row in rows] == [
-        *[("all", 0, 0, 2), ("1", 0, 0, 1)],
-        *[("all", 1, 1, 2), ("1", 1, 0, 1)],
-        *[("other", 2, 2, 3), ("1", 2, 0, 2)],
+    third = {"0": {"name": "0", "desc": "other", "ranks": "[0, 1, 2]"}, "1": {"name": "1", "ranks": [2, 1, 1]}}
+    reading = read(*(dump(entry(), pg_config=config) for config in (first, second, third)))
+    rows = reading.tables()["comms"].to_pylist()
+    assert [(row["host"], row["name"], row["world_rank"], row["rank"], row["nranks"]) for row in rows] == [
+        *[("rank-0", "all", 0, 0, 2), ("rank-0", "1", 0, 0, 1)],
+        *[("rank-1", "all", 1, 1, 2), ("rank-1", "1", 1, 0, 1)],
+        *[("rank-2", "other", 2, 2, 3), ("rank-2", "1", 2, 0, 3)],  # the first place counts
     ]
+    assert rows[0]["comm"] == rows[2]["comm"]
     assert len({row["comm"] for row in rows}) == 5, "only the first two ranks share a group"
-
-
-def test_ranks_may_be_listed_as_numbers_and_the_first_place_counts() -> None:
-    configs = [{"0": {"name": "0", "ranks": ranks}} for ranks in ([0, 1], [1, 0, 2], "[3, 2, 2]")]
-    rows = read(*(dump(entry(), pg_config=config) for config in configs)).tables()["comms"].to_pylist()
-    assert [(row["world_rank"], row["rank"], row["nranks"]) for row in rows] == [(0, 0, 2), (1, 0, 3), (2, 1, 3)]
 
 
 @pytest.mark.parametrize("case", ["gpu_error_2nd", "lock_gil_1st"])

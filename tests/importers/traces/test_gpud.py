@@ -1,8 +1,8 @@
 """Answers of gpud become events of its host, each second of a component once."""
 
 import json
+from functools import partial
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,14 +46,9 @@ def test_event_is_one_of_the_host_that_gpud_runs_on() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("told", "severity"), [("Fatal", "critical"), ("Critical", "error"), ("Info", "info"), ("New", "info")]
-)
-def test_severity_is_gpud_s_type_in_our_words(told: str, severity: str) -> None:
-    assert events(component(event(type=told)))[0]["severity"] == severity
-
-
-def test_only_bad_states_are_events() -> None:
+def test_severity_is_gpud_s_type_in_our_words_and_only_bad_states_are_events() -> None:
+    severities = {"Fatal": "critical", "Critical": "error", "Info": "info", "New": "info"}
+    assert [events(component(event(type=told)))[0]["severity"] for told in severities] == list(severities.values())
     states = [
         {"time": "2024-05-01T08:00:00Z", "name": "gpu", "health": health, "reason": "why", "error": "what"}
         for health in ("Healthy", "Unhealthy", "Degraded", "Initializing")
@@ -83,18 +78,16 @@ def test_components_and_hosts_do_not_share_seconds_and_what_tells_no_time_is_cou
     assert parse_gpud([answer(component() | {"events": None}, component(name="cpu"))]).rows == {}
 
 
-@pytest.mark.parametrize(
-    ("data", "sentence"),
-    [
-        (b"", "x: is not JSON"),
-        (b"{}", "x: Input should be"),
-        (b'[{"events": []}]', "x: 0.component: "),
-        (b'[{"component": "a", "events": [{"time": 3}]}]', "x: 0.events.0.time: "),
-        (b'[{"component": "a", "events": 3}]', "x: 0.events: "),
-    ],
-)
-def test_garbage_is_refused_with_its_place(data: bytes, sentence: str) -> None:
-    assert refusal(lambda: parse_gpud([Answer("x", "h", data)])).startswith(sentence)
+def test_garbage_is_refused_with_its_place() -> None:
+    refused = {
+        b"": "x: is not JSON",
+        b"{}": "x: Input should be",
+        b'[{"events": []}]': "x: 0.component: ",
+        b'[{"component": "a", "events": [{"time": 3}]}]': "x: 0.events.0.time: ",
+        b'[{"component": "a", "events": 3}]': "x: 0.events: ",
+    }
+    for data, sentence in refused.items():
+        assert refusal(partial(parse_gpud, [Answer("x", "h", data)])).startswith(sentence)
 
 
 @given(st.text(max_size=50), st.text(max_size=50), st.text(max_size=10))

@@ -1,8 +1,7 @@
 """Lines of NCCL Inspector become communicators and operations, or one sentence with file and line."""
 
 import json
-
-import pytest
+from functools import partial
 
 from importers.traces.inspector import parse_inspector
 from importers.traces.readings import Reading
@@ -39,24 +38,23 @@ def read(*lines: Told) -> Reading:
     return sound(parse_inspector([("a1.log", as_lines(*lines))], "j"))
 
 
-def operation(told: Told) -> Told:
-    row: Told = read(told).tables()["collectives"].to_pylist()[0]
-    return row
-
-
 def test_plain_line_has_communicator_number_and_size_and_leaves_start_and_end_unknown() -> None:
-    row = operation(line())
+    reading = read(line())
+    (row,) = reading.tables()["collectives"].to_pylist()
     assert (row["host"], row["job"], row["comm"], row["rank"]) == ("a1", "j", 0x7F8C496AE9F661, 2)
     assert (row["func"], row["peer"], row["seq"], row["seq_valid"]) == ("AllReduce", -1, 14, True)
-    assert (row["bytes"], row["algo"], row["dtype"]) == (65536, "", "")
-    reading = read(line())
-    row = reading.tables()["collectives"].to_pylist()[0]
-    assert (row["start_ns"], row["end_ns"], row["clock"], row["channels"]) == (None, None, "none", None)
+    assert (row["bytes"], row["algo"], row["dtype"], row["channels"]) == (65536, "", "", None)
+    assert (row["start_ns"], row["end_ns"], row["clock"]) == (None, None, "none")
     assert row["enqueue_ns"] == (T0_US + 900 - 250) * 1000
     assert reading.unread == {UNTIMED: 1}
+    # A channel without begin or end leaves both unknown.
+    for channels in ([(T0_US, T0_US + 5), (T0_US, 0)], [(0, T0_US)], [(T0_US, T0_US - 1)], []):
+        (row,) = read(line(verbose(*channels, start=0))).tables()["collectives"].to_pylist()
+        assert (row["start_ns"], row["end_ns"], row["clock"]) == (None, None, "none")
+        assert row["enqueue_ns"] == (T0_US + 650) * 1000, "no older than its dump says"
 
 
-def test_verbose_line_tells_when_the_first_channel_began_and_the_last_ended() -> None:
+def test_verbose_line_tells_when_the_first_channel_began_and_the_last_ended_also_of_a_send_to_a_peer() -> None:
     newer = {"coll_algo": "RING", "coll_proto": "LL", **verbose((T0_US + 20, T0_US + 270), (T0_US + 10, T0_US + 260))}
     reading = read(line(newer, inspector_output_format_version="v4.2"))
     row = reading.tables()["collectives"].to_pylist()[0]
@@ -64,21 +62,12 @@ def test_verbose_line_tells_when_the_first_channel_began_and_the_last_ended() ->
     assert (row["start_ns"], row["end_ns"]) == ((T0_US + 10) * 1000, (T0_US + 270) * 1000)
     assert (row["algo"], row["proto"]) == ("RING", "LL")
     assert not reading.unread
-
-
-@pytest.mark.parametrize("channels", [[(T0_US, T0_US + 5), (T0_US, 0)], [(0, T0_US)], [(T0_US, T0_US - 1)], []])
-def test_channel_without_begin_or_end_leaves_both_unknown(channels: list[tuple[int, int]]) -> None:
-    row = operation(line(verbose(*channels, start=0)))
-    assert (row["start_ns"], row["end_ns"], row["clock"]) == (None, None, "none")
-    assert row["enqueue_ns"] == (T0_US + 650) * 1000, "no older than its dump says"
-
-
-def test_send_has_its_peer_and_a_number_that_must_not_be_compared() -> None:
-    told = line()
-    perf = {name.replace("coll", "p2p"): value for name, value in told.pop("coll_perf").items()}
+    send = line()
+    perf = {name.replace("coll", "p2p"): value for name, value in send.pop("coll_perf").items()}
     trace = {"p2p_start_ts": T0_US, "kernel_events": [{"kernel_start_ts": T0_US + 1, "kernel_stop_ts": T0_US + 2}]}
-    row = operation(told | {"p2p_perf": perf | {"p2p": "Send", "p2p_peer": 5, "event_trace_ts": trace}})
-    assert (row["func"], row["peer"], row["seq"], row["seq_valid"]) == ("Send", 5, 14, False)
+    reading = read(send | {"p2p_perf": perf | {"p2p": "Send", "p2p_peer": 5, "event_trace_ts": trace}})
+    (row,) = reading.tables()["collectives"].to_pylist()
+    assert (row["func"], row["peer"], row["seq"], row["seq_valid"]) == ("Send", 5, 14, False), "not to be compared"
     assert (row["enqueue_ns"], row["end_ns"]) == (T0_US * 1000, (T0_US + 2) * 1000)
 
 
@@ -110,9 +99,9 @@ def test_what_comes_again_is_cut_off_or_no_operation_is_counted_and_the_others_s
     }
 
 
-@pytest.mark.parametrize(
-    ("told", "sentence"),
-    [
+def test_what_is_wrong_is_said_with_file_line_and_field() -> None:
+    (whole,) = as_lines(line())
+    for told, sentence in (
         ([1], "is not a JSON object"),
         (line({"coll_sn": -1}), "perf.sn: Input should be greater than or equal to 0"),
         (line({"coll_msg_size_bytes": None}), "perf.msg_size_bytes: Input should be a valid integer"),
@@ -123,16 +112,10 @@ def test_what_comes_again_is_cut_off_or_no_operation_is_counted_and_the_others_s
         (line(inspector_output_format_version="v9.0"), "metadata.inspector_output_format_version: String should"),
         (line() | {"coll_perf": 7}, "perf: Input should be a valid dictionary"),
         (line(verbose((-1, 5))), "perf.event_trace_ts.kernel_events.0.kernel_start_ts: "),
-    ],
-)
-def test_what_is_wrong_is_said_with_file_line_and_field(told: object, sentence: str) -> None:
-    found = refusal(lambda: parse_inspector([("a1.log", as_lines(line(), told))], "j"))
-    assert found.startswith(f"a1.log, line 2: {sentence}")
-
-
-def test_line_that_is_not_json_or_too_long_is_refused_with_its_number() -> None:
-    (whole,) = as_lines(line())
-    found = refusal(lambda: parse_inspector([("a1.log", [whole, whole[:90] + b"\n", whole])], "j"))
-    assert found.startswith("a1.log, line 2: is not JSON: ")
+        (None, "is not JSON: "),
+    ):
+        second = as_lines(told) if told else [whole[:90] + b"\n", whole]
+        found = refusal(partial(parse_inspector, [("a1.log", [whole, *second])], "j"))
+        assert found.startswith(f"a1.log, line 2: {sentence}")
     endless = refusal(lambda: parse_inspector([("a1.log", [b" " * (2 << 20)])], "j"))
     assert endless == "a1.log, line 1: is longer than 1 MiB"

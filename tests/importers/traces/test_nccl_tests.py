@@ -71,37 +71,37 @@ def test_every_size_is_an_event_of_the_host_that_wrote_the_log() -> None:
         "in_place_busbw_gbs=0.01 (3 ranks on a1, a2)"
     )
     assert "out_of_place_us=1.3e+3" in large["message"]
+    (event,) = events(OLD)  # which tells no test, and a deviation that is no count
+    assert (event["host"], event["severity"]) == ("localhost", "info")
+    assert event["message"].startswith("nccl-tests size=4 count=1 type=float out_of_place_us=34.73 ")
+    assert "out_of_place_deviation=2e-07" in event["message"]
+    assert read(OLD).rows["comms"][0]["gpu_pci"] is None
 
 
 def pair_log(first: str, last: str, busbw_gbs: float) -> str:
+    head = HEAD.replace("a1 device  1", "a2 device  1").replace("a1 ", f"{first} ").replace("a2 ", f"{last} ")
     row = f"  1073741824 67108864 float sum -1 39991.8 26.85 {busbw_gbs} 0 39899.1 26.91 {busbw_gbs - 0.1} 0\n"
-    return (
-        HEAD.replace("a1 device  1", "a2 device  1").replace("a1 ", f"{first} ").replace("a2 ", f"{last} ")
-        + row
-        + TAIL
-    )
+    return head + row + TAIL
 
 
-def slow_events(rates: dict[tuple[str, str], float]) -> list[tuple[str, str]]:
-    told = events(*(pair_log(*pair, rate) for pair, rate in rates.items()))
-    return [(row["component"], row["message"]) for row in told if row["kind"] == "nccl_test_slow"]
+def compared(rates: dict[tuple[str, str], float]) -> tuple[list[tuple[object, object]], Told]:
+    """Return which hosts are said to be slow with the rates of these pairs, and what was left out."""
+    reading = read(*(pair_log(*pair, rate) for pair, rate in rates.items()))
+    slow = [row for row in reading.rows["events"] if row["kind"] == "nccl_test_slow"]
+    return [(row["component"], row["message"]) for row in slow], reading.unread
 
 
-def test_host_that_is_slow_with_all_others_is_told_and_a_slow_pair_of_two_good_hosts() -> None:
+def test_host_that_is_slow_with_all_others_is_told_a_slow_pair_of_two_good_hosts_and_what_nobody_judged() -> None:
     rates = dict.fromkeys(combinations(("h1", "h2", "h3", "h4", "h5"), 2), 40.0)
-    assert slow_events(rates) == []
-    assert not any(read(*(pair_log(*pair, rate) for pair, rate in rates.items())).unread.values())
-    slow = rates | {pair: 20.0 for pair in rates if "h4" in pair}
+    healthy, unread = compared(rates)
+    assert (healthy, any(unread.values())) == ([], False)
     what = "reaches 50% of the usual bus bandwidth in all_reduce_perf of 1073741824 bytes"
-    assert slow_events(slow) == [("host:h4", f"h4 {what} with 4 other hosts")]
-    assert slow_events(rates | {("h2", "h3"): 20.0}) == [("job:j", f"h2 with h3 {what}")]
-
-
-def test_results_that_cannot_be_compared_are_said_to_be_judged_by_nobody() -> None:
-    rates = {("h1", "h2"): 40.0, ("h2", "h3"): 4.0}
-    assert slow_events(rates) == []
-    (sentence,) = count_sentences(read(*(pair_log(*pair, rate) for pair, rate in rates.items())).unread)
-    assert sentence.startswith("2 results are kept as events and judged by nobody")
+    slow, _ = compared(rates | {pair: 20.0 for pair in rates if "h4" in pair})
+    assert slow == [("host:h4", f"h4 {what} with 4 other hosts")]
+    assert compared(rates | {("h2", "h3"): 20.0})[0] == [("job:j", f"h2 with h3 {what}")]
+    slow, unread = compared({("h1", "h2"): 40.0, ("h2", "h3"): 4.0})
+    (sentence,) = count_sentences(unread)
+    assert (slow, sentence.partition(": ")[0]) == ([], "2 results are kept as events and judged by nobody")
 
 
 def test_every_device_is_a_rank_of_a_communicator() -> None:
@@ -132,14 +132,6 @@ def test_wrong_results_are_errors_and_a_test_that_fails_one_of_the_host_that_not
     (event,) = events(HEAD + trouble)
     assert (event["host"], event["kind"], event["component"]) == ("a2", "nccl_test_failed", "host:a2")
     assert (event["severity"], "remote process exited" in event["message"]) == ("error", True)
-
-
-def test_old_log_tells_no_test_and_a_deviation_that_is_no_count() -> None:
-    (event,) = events(OLD)
-    assert (event["host"], event["severity"]) == ("localhost", "info")
-    assert event["message"].startswith("nccl-tests size=4 count=1 type=float out_of_place_us=34.73 ")
-    assert "out_of_place_deviation=2e-07" in event["message"]
-    assert read(OLD).rows["comms"][0]["gpu_pci"] is None
 
 
 def test_test_that_just_ends_is_a_warning_and_what_stands_around_the_lines_is_passed_over() -> None:

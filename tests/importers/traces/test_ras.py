@@ -1,8 +1,7 @@
 """Answers of NCCL's RAS become communicators and events, or one sentence that names the file."""
 
 import json
-
-import pytest
+from functools import partial
 
 from importers.traces.ras import Answer, parse_ras
 from importers.traces.readings import Reading
@@ -92,43 +91,29 @@ def test_every_rank_of_a_communicator_is_known_with_its_process_and_gpu() -> Non
     assert again.tables()["comms"]["init_ns"].to_pylist() == [T0], "known from the first answer that has it"
 
 
-def test_job_that_is_well_has_no_events() -> None:
-    assert events(json.dumps(status(member(0), member(1)))) == []
-    assert events(TEXT) == []
-
-
-@pytest.mark.parametrize(
-    ("dead", "kind", "severity", "what"),
-    [(False, "missing", "error", "did not answer"), (True, "dead", "critical", "is considered dead")],
-)
-def test_rank_that_does_not_answer_is_an_event(dead: bool, kind: str, severity: str, what: str) -> None:
-    silent = member(1, status={"unresponsive": True, "considered_dead": dead})
-    del silent["collective_counts"]
-    (event,) = events(json.dumps(status(member(0), missing=(silent,))))
-    assert (event["host"], event["component"], event["ts_ns"]) == ("10.0.0.1", "gpu:10.0.0.1/1", T0)
-    assert (event["source"], event["kind"], event["severity"]) == ("ras", kind, severity)
-    assert event["message"] == f"rank 1 of communicator {HASH}, process 101, {what}"
-
-
-@pytest.mark.parametrize(
-    ("odd", "kind", "severity", "words"),
-    [
+def test_rank_that_does_not_answer_is_behind_or_has_an_error_is_an_event_and_a_job_that_is_well_has_none() -> None:
+    assert events(json.dumps(status(member(0), member(1)))) == events(TEXT) == []
+    for dead, kind, severity, what in (
+        (False, "missing", "error", "did not answer"),
+        (True, "dead", "critical", "is considered dead"),
+    ):
+        silent = member(1, status={"unresponsive": True, "considered_dead": dead})
+        del silent["collective_counts"]
+        (event,) = events(json.dumps(status(member(0), missing=(silent,))))
+        assert (event["host"], event["component"], event["ts_ns"]) == ("10.0.0.1", "gpu:10.0.0.1/1", T0)
+        assert (event["source"], event["kind"], event["severity"]) == ("ras", kind, severity)
+        assert event["message"] == f"rank 1 of communicator {HASH}, process 101, {what}"
+    nameless = member(1, nvml_dev=-1, status={"unresponsive": True})  # its GPU has no number
+    reading = read(json.dumps(status(member(0), missing=(nameless,))))
+    assert (reading.rows["events"][0]["component"], reading.rows["comms"][1]["gpu"]) == ("host:10.0.0.1", None)
+    busy = member(2, status={"init_state": 7, "async_error": 7})
+    for odd, kind, severity, words in (
         (member(1, collective_counts={"AllReduce": 8}), "behind", "info", "has launched 8 AllReduce, others 9"),
         (member(1, status={"init_state": 0, "async_error": 6}), "error", "error", "has async_error 6"),
-    ],
-)
-def test_rank_behind_or_with_an_error_is_an_event(odd: Told, kind: str, severity: str, words: str) -> None:
-    busy = member(2, status={"init_state": 7, "async_error": 7})
-    (event,) = events(json.dumps(status(member(0), odd, busy)))
-    assert (event["kind"], event["severity"], event["component"]) == (kind, severity, "gpu:10.0.0.1/1")
-    assert event["message"].endswith(words)
-
-
-def test_gpu_without_a_number_leaves_the_host() -> None:
-    silent = member(1, nvml_dev=-1, status={"unresponsive": True})
-    reading = read(json.dumps(status(member(0), missing=(silent,))))
-    assert reading.rows["events"][0]["component"] == "host:10.0.0.1"
-    assert reading.rows["comms"][1]["gpu"] is None
+    ):
+        (event,) = events(json.dumps(status(member(0), odd, busy)))
+        assert (event["kind"], event["severity"], event["component"]) == (kind, severity, "gpu:10.0.0.1/1")
+        assert event["message"].endswith(words)
 
 
 def test_text_tells_of_dead_processes_and_of_outliers_and_counts_those_it_cannot_name() -> None:
@@ -150,17 +135,15 @@ def test_text_tells_of_dead_processes_and_of_outliers_and_counts_those_it_cannot
     assert reading.unread == {"lines were left out, because they name no process": 1}
 
 
-@pytest.mark.parametrize(
-    ("data", "sentence"),
-    [
-        (b"", "has no communicators, so that it is no whole answer of NCCL's RAS"),
-        (TEXT[:200].encode(), "has no communicators"),
-        (b"\xff", "byte 0 is not text"),
-        (b'{"communicators": [', "is not JSON: "),
-        (b'{"event": "PEER_DEAD"}', "communicators: Field required"),
-        (json.dumps(status(member(-1))).encode(), "communicators.0.ranks.0.rank: "),
-        (json.dumps(status(member(1, host="a/b"))).encode(), "communicators.0.ranks.0.host: "),
-    ],
-)
-def test_what_is_wrong_is_said_with_the_file_and_field(data: bytes, sentence: str) -> None:
-    assert refusal(lambda: parse_ras([Answer("a.txt", data, T0)], "j")).startswith(f"a.txt: {sentence}")
+def test_what_is_wrong_is_said_with_the_file_and_field() -> None:
+    refused = {
+        b"": "has no communicators, so that it is no whole answer of NCCL's RAS",
+        TEXT[:200].encode(): "has no communicators",
+        b"\xff": "byte 0 is not text",
+        b'{"communicators": [': "is not JSON: ",
+        b'{"event": "PEER_DEAD"}': "communicators: Field required",
+        json.dumps(status(member(-1))).encode(): "communicators.0.ranks.0.rank: ",
+        json.dumps(status(member(1, host="a/b"))).encode(): "communicators.0.ranks.0.host: ",
+    }
+    for data, sentence in refused.items():
+        assert refusal(partial(parse_ras, [Answer("a.txt", data, T0)], "j")).startswith(f"a.txt: {sentence}")
