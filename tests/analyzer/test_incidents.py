@@ -44,8 +44,7 @@ def test_fault_opens_an_incident_when_it_is_confirmed_and_keeps_its_id() -> None
     assert (incident.state, incident.opened_ns, incident.updated_ns) == ("open", end_of(2), end_of(2))
     assert incident.verdict.component == NIC
     assert incident.verdict.since_ns == end_of(1) - HOP_NS, "what was new in the first of the two showed it"
-    assert incident.verdict.last_seen_ns == end_of(2)
-    assert incident.verdict.id == incident.id
+    assert (incident.verdict.last_seen_ns, incident.verdict.id) == (end_of(2), incident.id)
     assert state.open == [incident]
     _, told = play([[NIC], [], [], [NIC], [], [], [NIC]])
     assert [len(changed) for changed in told] == [0, 0, 0, 0, 0, 0, 1]
@@ -146,8 +145,7 @@ def test_incident_closes_after_some_clear_evaluations_in_a_row() -> None:
     assert not any(told[2:-1])
     (closed,) = told[-1]
     assert (closed.state, closed.closed_ns, closed.updated_ns) == ("closed", end_of(1 + CLEAR), end_of(1 + CLEAR))
-    assert closed.closed_because == "the part has been normal again"
-    assert closed.id == told[1][0].id
+    assert (closed.closed_because, closed.id) == ("the part has been normal again", told[1][0].id)
     assert closed.verdict == told[1][0].verdict, "what was found last stays on record"
     assert state.open == []
     _, told = play([[NIC], [NIC], *([[]] * (CLEAR - 1)), [NIC], *([[]] * (CLEAR - 1))])
@@ -334,8 +332,7 @@ def test_stored_incident_goes_on_under_its_id_and_closes_as_any_other() -> None:
     _, again = play([[NIC]], resume([stored]), first=7)
     (incident,) = again[0]
     assert (incident.id, incident.opened_ns) == (stored.id, stored.opened_ns)
-    assert incident.verdict.since_ns == stored.verdict.since_ns
-    assert incident.updated_ns == end_of(7)
+    assert (incident.verdict.since_ns, incident.updated_ns) == (stored.verdict.since_ns, end_of(7))
     _, told = play([[NIC], [NIC]])
     _, again = play([[]] * CLEAR, resume(told[1]), first=2)
     assert [len(changed) for changed in again] == [0] * (CLEAR - 1) + [1]

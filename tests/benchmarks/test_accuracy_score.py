@@ -151,8 +151,7 @@ def test_scenarios_are_counted_under_what_they_ask(scenario: str, group: str) ->
 
 def test_large_jobs_are_sampled_and_keep_their_scenario() -> None:
     large = Case("nic-tx-strong-ib", 4_096, FIRST_SEED).scenario_at_size()
-    assert (large.ranks, large.telemetry.sample) == (4_096, 0.1)
-    assert large.expect == NIC.expect
+    assert (large.ranks, large.telemetry.sample, large.expect) == (4_096, 0.1, NIC.expect)
     assert Case("nic-tx-strong-ib", 64, FIRST_SEED).scenario_at_size() == NIC
 
 

@@ -69,8 +69,7 @@ def test_ring_is_closed_over_all_hosts_and_the_fault_stays_on_its_nic(small: Sma
 def test_columns_are_those_of_the_tables_and_the_window_is_the_last_five_complete_seconds(small: Small) -> None:
     for name in ("comms", "progress", "op_stats", "transfers", "gpu_health", "agents", "connections"):
         assert large(small, name).schema == small.tables[name].schema
-    assert small.window.seconds == 5
-    assert small.window.end_ns == max(small.tables["agents"]["watermark_ns"].to_pylist())
+    assert (small.window.seconds, small.window.end_ns) == (5, max(small.tables["agents"]["watermark_ns"].to_pylist()))
 
 
 def test_a_hang_is_told_from_its_beginning_and_a_slow_job_from_its_window_on(small: Small) -> None:

@@ -104,8 +104,7 @@ def test_leaves_of_one_number_become_one_switch_with_the_links_of_all() -> None:
         ),
     )
     network = build_network(merge_namesakes(tree))
-    assert network.leaves == ("S1", "S2")
-    assert network.up_paths[0].exists.tolist() == [[True, True], [False, True]]
+    assert (network.leaves, network.up_paths[0].exists.tolist()) == (("S1", "S2"), [[True, True], [False, True]])
 
 
 def test_lingjun_has_one_way_between_hosts_as_it_reads_and_up_to_three_if_names_are_switches() -> None:

@@ -131,9 +131,7 @@ def test_bubbles_hide_a_failure_that_fits_into_them() -> None:
     tight = PipelineJob("j", 8, 4, 64)
     assert tight.work_on_all_but(1) / tight.nodes == pytest.approx(71 / 86)
     job = PipelineJob("j", 4, 8, 32)
-    assert job.work(8) == 32
-    assert job.work(7) == pytest.approx(32 * 35 / 40)
-    assert job.work(0) == 0.0
+    assert (job.work(8), job.work(7), job.work(0)) == (32, pytest.approx(32 * 35 / 40), 0.0)
 
 
 def test_node_with_several_faults_is_up_after_the_last_and_each_must_have_begun() -> None:

@@ -170,8 +170,7 @@ def test_edges_of_rings_trees_and_pairs_join_the_members_asked_for() -> None:
     assert len(up.src) == comms.channels * 15
     comms = comms_of(SHARDED, "dp")
     flows = comms.pair_flows(np.array([0, 2]), np.array([0, 1]), np.array([3, 2]))
-    assert flows.src.tolist() == [0, 6]
-    assert flows.dst.tolist() == [12, 10]
+    assert (flows.src.tolist(), flows.dst.tolist()) == ([0, 6], [12, 10])
     back = comms.pair_flows(np.array([0, 2]), np.array([0, 1]), np.array([1, 0]))
     assert back.dst.tolist() == [4, 2]
 

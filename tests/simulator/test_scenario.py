@@ -120,8 +120,7 @@ def test_scenario_keeps_its_hosts_at_any_size_and_has_more_replicas(ranks: int) 
     larger = resize_scenario(told, ranks)
     assert larger.ranks == ranks
     expected: dict[str, Any] = told.cluster.model_dump() | {"hosts": ranks // 4}
-    assert larger.cluster.model_dump() == expected
-    assert larger.timeline == told.timeline
+    assert (larger.cluster.model_dump(), larger.timeline) == (expected, told.timeline)
     told = scenario(job=JobShape(layout=Layout(tp=4, dp=2, pp=2)))
     assert resize_scenario(told, 64).layout == (4, 1, 8, 2, 1)
 

@@ -31,8 +31,7 @@ def test_rank_that_never_came_is_named_by_its_host_with_rank_and_gpu_beside() ->
     assert (told["ranks"], told["gpus"], told["waited_for"], told["enqueued"]) == ([2], ["gpu:h1/0"], 5, 4)
     assert (finding.ranks_waiting, finding.since_ns, finding.may_isolate) == (3, T0 - 10 * SECOND, False)
     finding = only(Job(lines=world(r2=ABSENT, r3=line(3, (4, 4, 4)))))
-    assert finding.component == "host:h1"
-    assert finding.evidence[0]["ranks"] == [2, 3]
+    assert (finding.component, finding.evidence[0]["ranks"]) == ("host:h1", [2, 3])
 
 
 def test_gpu_that_begins_nothing_of_what_is_queued_is_named() -> None:
@@ -49,8 +48,7 @@ def test_gpu_that_begins_nothing_of_what_is_queued_is_named() -> None:
 @pytest.mark.parametrize("kind", ["process_exit", "process_gone", "python_exception"])
 def test_process_that_ended_is_a_crash_of_its_rank(kind: str) -> None:
     finding = only(Job(lines=world(r2=ABSENT), facts={"events": (event(kind, "h1", "died", rank=2),)}))
-    assert (finding.fault_class, finding.component) == ("crash", "rank:2")
-    assert finding.evidence[0]["message"] == "died"
+    assert (finding.fault_class, finding.component, finding.evidence[0]["message"]) == ("crash", "rank:2", "died")
 
 
 def test_event_of_another_rank_or_long_before_explains_nothing() -> None:

@@ -16,8 +16,7 @@ PAIR = 9  # a communicator of ranks 1 and 3
 
 def test_rank_that_never_entered_is_the_origin_unless_it_waits_elsewhere_or_moves() -> None:
     waits = Job(lines=world(r2=line(2, (4, 4, 4)))).trace()
-    assert waits.origins.tolist() == [2]
-    assert waits.waiting.tolist() == [True, True, False, True]
+    assert (waits.origins.tolist(), waits.waiting.tolist()) == ([2], [True, True, False, True])
     assert not waits.stuck
     lines = [*world(r1=line(1, (4, 4, 4)), r3=line(3, (4, 4, 4)))]
     pair = [line(0, (8, 8, 7), comm=PAIR, process=1), line(1, (7, 7, 7), comm=PAIR, process=3)]
@@ -63,8 +62,7 @@ def test_counts_that_cannot_be_are_not_compared() -> None:
     waits = Job(lines=lines).trace()
     assert (waits.origins.tolist(), waits.stuck, waits.circling.tolist()) == ([], (), [])
     waits = Job(lines=world(r3=line(3, (4, 3, 2)))).trace()
-    assert waits.frozen.tolist() == [False, False, False, True]
-    assert waits.origins.tolist() == [3]
+    assert (waits.frozen.tolist(), waits.origins.tolist()) == ([False, False, False, True], [3])
 
 
 def test_members_of_whom_nothing_is_known_are_waited_for_after_those_behind() -> None:
@@ -202,8 +200,7 @@ def test_size_is_compared_with_those_who_are_through(lines: list[Line], calls: t
             told |= {"open_bytes": 640 if told["rank"] == odd else 32, "open_dtype": "ncclInt8"}
     before = (ended(32, 0, 1, 2, 3, seq=3), ended(32, 0, 1, 2, 3, seq=2))
     (finding,) = Job(lines=lines, facts={"calls": (*before, *calls)}).find()
-    assert (finding.fault_class, finding.component) == ("software", "job:j1")
-    assert finding.evidence[0]["ranks"] == [odd]
+    assert (finding.fault_class, finding.component, finding.evidence[0]["ranks"]) == ("software", "job:j1", [odd])
     uneven = (ended(8, 0, 1, seq=3), ended(32, 2, 3, seq=3))
     found = Job(lines=lines, facts={"calls": (*uneven, *calls)}).find()
     assert all(finding.fault_class != "software" for finding in found), "operations before ended with uneven sizes"

@@ -227,8 +227,7 @@ def test_cable_is_named_beside_its_nic_and_first_where_signs_speak_for_it() -> N
     assert found.may_isolate, "cable and NIC are in the same host"
     observation = Observation("link:h3/eth1--leaf1", 2.0, {"what": "leaf1 received broken frames"}, "tx")
     found = only(find(MESH_OF_FOUR, sent_by("h3/eth1"), fabric(), gather_evidence([observation])))
-    assert (found.component, found.side) == ("link:h3/eth1--leaf1", "tx")
-    assert found.ambiguous_with == ("nic:h3/eth1",)
+    assert (found.component, found.side, found.ambiguous_with) == ("link:h3/eth1--leaf1", "tx", ("nic:h3/eth1",))
     assert "leaf1 received broken frames" in found.reason
 
 
