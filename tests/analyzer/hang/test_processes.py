@@ -128,7 +128,8 @@ def test_standstill_of_which_nothing_tells_the_part_is_told_without_one_when_it_
     """As on real GPUs: operations are begun ahead, and the steps of those that are not sampled are unknown."""
 
     def find_after(seconds: float) -> list[Finding]:
-        lines = [row for func in ("AllReduce", "AllGather") for row in standing(seconds, func=func, state="unknown")]
+        begun = {"state": "unknown", "enqueued": 9, "started": 9}
+        lines = [row | begun for func in ("AllReduce", "AllGather") for row in standing(seconds, func=func)]
         return Job(lines=lines, facts={"reports": reported(h0=0, h1=0)}).find()
 
     assert find_after(19) == []

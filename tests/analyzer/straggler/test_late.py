@@ -279,17 +279,6 @@ def test_rows_of_unknown_ranks_and_without_sense_are_left_out() -> None:
     assert [finding.component for finding in found(StragglerFacts(broken), job)] == ["gpu:h1/4"]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_order_scale_and_repetition_of_the_rows_change_nothing(seed: int) -> None:
-    job = Job(16, tensor_and_data(16, tp=4), gpu=late(SLOW, 60.0), seed=seed)
-    rows = job.play()
-    mixed = rows.take(np.random.default_rng(seed).permutation(len(rows)))
-    times = {name: getattr(mixed, name) * 10 for name in ("dur_ns", "gap_ns", "gpu_ns")}
-    slower = dataclasses.replace(mixed, start_ns=T0 + (mixed.start_ns - T0) * 10, **times)
-    for each in (mixed, slower, rows.take(np.repeat(np.arange(len(rows)), 2))):
-        assert [finding.component for finding in found(StragglerFacts(each), job)] == ["gpu:h1/4"]
-
-
 def test_where_work_differs_much_a_late_rank_is_named_in_a_second_look_of_its_own() -> None:
     def uneven(seed: int) -> Job:
         work = np.random.default_rng(seed).normal(100.0, 25.0, (6, 16)).clip(0)
