@@ -311,12 +311,9 @@ def hang() -> list[HostRecord]:
 
 def step(rank: int, direction: str, number: int, **told: Any) -> StepSample:
     """A step of the open operation that ended on one side."""
-    at_ns = T0 - 8 * SECOND
-    usual: dict[str, Any] = {"host": f"h{rank}", "job": "j1", "attempt": 0, "comm": 1, "func": "AllReduce", "seq": 4}
-    usual |= {"replay": 0, "epoch": 0, "rank": rank, "channel": 2, "peer": 1 - rank, "direction": direction}
-    usual |= {"step": number, "nic": None, "sport": None, "bytes": 8}
-    usual |= {"posted_ns": at_ns, "wire_ns": at_ns, "done_ns": at_ns}
-    return StepSample(**(usual | told))
+    usual: dict[str, Any] = {"host": f"h{rank}", "comm": 1, "seq": 4, "rank": rank, "channel": 2, "peer": 1 - rank}
+    usual |= dict.fromkeys(("posted_ns", "wire_ns", "done_ns"), T0 - 8 * SECOND)
+    return make(StepSample, **usual | {"direction": direction, "step": number, "bytes": 8} | told)
 
 
 def test_ended_steps_are_counted_on_either_side(store: Store) -> None:
