@@ -92,34 +92,22 @@ def early(looks: Sequence[tuple[float, Sequence[str]]], period_s: float | None) 
     return opened
 
 
-@pytest.mark.parametrize(
-    ("looks", "period_s", "opened"),
-    [
-        ([(0, [NIC]), (1, [NIC]), (2, [NIC])], 0.5, [1]),
-        ([(0, [NIC]), (1, [NIC]), (2, [NIC])], 1.5, [2]),
-        ([(0, [NIC]), (1, [NIC]), (2, [NIC])], None, [2]),
-        ([(0, [NIC]), (0.5, [NIC]), (2, [NIC])], 0.1, [2]),
-        ([(0, []), (1, [NIC]), (2, [NIC])], 0.5, [2]),
-        ([(0, []), (1, [NIC]), (2, [NIC]), (3, [NIC])], 1.5, [3]),
-        ([(0, []), (1, [NIC]), (2, [NIC]), (3, [NIC])], 46, [3]),
-        ([(0, [NIC]), (1, []), (2, [NIC])], 0.5, [2]),
-        ([(0, []), (1, [NIC]), (2, []), (4, [NIC]), (5, [])], 0.5, []),
-    ],
-    ids=[
-        "a second with a new step",
-        "no whole step is new",
-        "nobody knows how long a step is",
-        "less than a second",
-        "seen first between two",
-        "two seconds are new",
-        "no more is asked of longer steps",
-        "nobody is missed between two",
-        "missed in the rhythm",
-    ],
-)
-def test_early_evaluation_confirms_by_what_is_new_in_it_and_misses_nobody(
-    looks: Sequence[tuple[float, Sequence[str]]], period_s: float | None, opened: list[float]
-) -> None:
+EARLY: dict[str, tuple[list[tuple[float, list[str]]], float | None, list[float]]] = {
+    "a second with a new step": ([(0, [NIC]), (1, [NIC]), (2, [NIC])], 0.5, [1]),
+    "no whole step is new": ([(0, [NIC]), (1, [NIC]), (2, [NIC])], 1.5, [2]),
+    "nobody knows how long a step is": ([(0, [NIC]), (1, [NIC]), (2, [NIC])], None, [2]),
+    "less than a second": ([(0, [NIC]), (0.5, [NIC]), (2, [NIC])], 0.1, [2]),
+    "seen first between two": ([(0, []), (1, [NIC]), (2, [NIC])], 0.5, [2]),
+    "two seconds are new": ([(0, []), (1, [NIC]), (2, [NIC]), (3, [NIC])], 1.5, [3]),
+    "no more is asked of longer steps": ([(0, []), (1, [NIC]), (2, [NIC]), (3, [NIC])], 46, [3]),
+    "nobody is missed between two": ([(0, [NIC]), (1, []), (2, [NIC])], 0.5, [2]),
+    "missed in the rhythm": ([(0, []), (1, [NIC]), (2, []), (4, [NIC]), (5, [])], 0.5, []),
+}
+
+
+@pytest.mark.parametrize("case", EARLY)
+def test_early_evaluation_confirms_by_what_is_new_in_it_and_misses_nobody(case: str) -> None:
+    looks, period_s, opened = EARLY[case]
     assert early(looks, period_s) == opened
 
 
