@@ -1,6 +1,7 @@
 """Looks made by hand: contexts of a job with 64 ranks on 8 hosts, and findings in them."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -49,17 +50,9 @@ def look(
     attempt: int = 0,
 ) -> Context:
     """Return the evaluation with that number; each begins a hop after the one before."""
-    return Context(
-        job="train",
-        attempt=attempt,
-        window=Window(end_of(number) - WINDOW_NS, end_of(number)),
-        fresh_ns=end_of(number) - HOP_NS,
-        roster=roster,
-        topology=None,
-        silent=frozenset(silent),
-        lost=frozenset(lost),
-        period_ns=SECOND // 2,
-    )
+    end_ns = end_of(number)
+    window, missing = Window(end_ns - WINDOW_NS, end_ns), {"silent": frozenset(silent), "lost": frozenset(lost)}
+    return Context("train", attempt, window, end_ns - HOP_NS, roster, None, period_ns=SECOND // 2, **missing)
 
 
 def found(
@@ -73,14 +66,6 @@ def found(
     since_ns: int | None = None,
 ) -> Finding:
     """Return a finding about a part, in doubt with others."""
-    return Finding(
-        fault_class=fault_class,
-        component=component,
-        side=side,
-        likelihood=likelihood,
-        reason=f"{component} is slow",
-        ambiguous_with=tuple(doubt),
-        is_certain=is_certain,
-        since_ns=since_ns,
-        may_isolate=True,
-    )
+    what = Finding(fault_class=fault_class, component=component, likelihood=likelihood, reason=f"{component} is slow")
+    told = {"side": side, "ambiguous_with": tuple(doubt), "is_certain": is_certain, "since_ns": since_ns}
+    return replace(what, may_isolate=True, **told)

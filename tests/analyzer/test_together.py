@@ -24,7 +24,7 @@ from simulator.simulation import Simulation
 from simulator.telemetry import Rows, SimulatedTelemetry
 from tests.builders import SECOND, T0
 
-_MODULES = (
+_MODULES = [
     "delay_matrix.clocks",
     "delay_matrix.inner",
     "delay_matrix.reading",
@@ -37,7 +37,7 @@ _MODULES = (
     "straggler.reading",
     "windows.jobs",
     "windows.silence",
-)
+]
 _JOB = """
     summary = "8 ranks on 2 hosts"
     duration_s = 14

@@ -41,26 +41,16 @@ def judged(
 ) -> Score:
     """Return the judgement of one row per wire, all of one kind on InfiniBand, or else on sockets."""
     count = len(ns_per_byte)
+    alike = {"kind": kind, "operations": operations, "bytes": 1e9, "least": least, "sharers": sharers, "crowd": crowd}
+    alike |= {"ring": 0, "rivals": 0, "follows": follows, "is_net": False, "decides": False, "is_new": True}
     delays = Delays(
-        index=np.arange(count),
-        kind=np.full(count, kind),
+        **{name: np.full(count, value) for name, value in alike.items()},
+        **{name: np.arange(count) for name in ("index", "operation")},
         kind_key=np.zeros(count, np.uint64),
         key=np.arange(count).astype(np.uint64),
-        operation=np.arange(count),
-        operations=np.full(count, operations),
         error=0.1 / np.sqrt(operations) * ns_per_byte if error is None else error,
-        bytes=np.full(count, 1e9),
         ns_per_byte=ns_per_byte,
-        least=np.full(count, least),
-        sharers=np.full(count, sharers, float),
-        crowd=np.full(count, crowd),
-        ring=np.zeros(count, np.int64),
-        rivals=np.zeros(count, np.int64),
-        follows=np.full(count, follows),
         raw_ns_per_byte=ns_per_byte + taken_off,
-        is_net=np.zeros(count, bool),
-        decides=np.zeros(count, bool),
-        is_new=np.ones(count, bool),
     )
     known = Past(np.full(count, np.nan) if past is None else np.log(past), np.full(count, swing))
     return judge_delays(delays, known, count, 5_000_000_000, PairOptions())

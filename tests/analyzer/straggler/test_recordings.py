@@ -24,7 +24,7 @@ LATE = {
     "td_gpu_r3": "gpu:h3/0",
     "torch_ddp_gpu_r1": "gpu:h1/0",
 }
-IN_TIME = (
+IN_TIME = [
     "K_a2a_const_n228",
     "f_base",
     "f_netns_base",
@@ -38,7 +38,7 @@ IN_TIME = (
     "td_link_4to6",
     "torch2",
     "tree_healthy",
-)
+]
 
 
 def name_late(trace: str, store: Store, folder: Path, plugin: Path) -> list[tuple[str, str]]:
