@@ -24,20 +24,11 @@ from simulator.simulation import Simulation
 from simulator.telemetry import Rows, SimulatedTelemetry
 from tests.builders import SECOND, T0
 
-_MODULES = [
-    "delay_matrix.clocks",
-    "delay_matrix.inner",
-    "delay_matrix.reading",
-    "evidence.counters",
-    "evidence.probe_routes",
-    "evidence.reading",
-    "hang.reading",
-    "steps.traffic",
-    "straggler.gpu_waits",
-    "straggler.reading",
-    "windows.jobs",
-    "windows.silence",
-]
+_MODULES = (
+    "delay_matrix.clocks delay_matrix.inner delay_matrix.reading evidence.counters evidence.probe_routes "
+    "evidence.reading hang.reading steps.traffic straggler.gpu_waits straggler.reading windows.jobs "
+    "windows.silence"
+)
 _JOB = """
     summary = "8 ranks on 2 hosts"
     duration_s = 14
@@ -62,7 +53,7 @@ _SLOW = _RINGS.model_copy(update={"duration_s": 26, "timeline": (parse_fault("at
 def _statements() -> dict[str, str]:
     """Return all statements of the analyzer that can be asked for several jobs."""
     found = {}
-    for name in _MODULES:
+    for name in _MODULES.split():
         for constant, text in vars(import_module(f"analyzer.{name}")).items():
             if isinstance(text, str) and ("/*" in text or text.lstrip().startswith("SELECT host")) and "FROM" in text:
                 found[f"{name}.{constant}"] = text
