@@ -91,9 +91,7 @@ OFTEN = "compute_ms = 60.0\nallreduce_mb = [64]"
 
 
 @pytest.mark.parametrize("case", long_except([(PIPELINE, 11)], [(OFTEN, 14), (PIPELINE, 14), (PIPELINE, 11)]))
-def test_slow_gpu_is_named_from_seconds_where_few_operations_are_told(
-    embedded_store: Store, case: tuple[str, int]
-) -> None:
+def test_slow_gpu_is_named_from_seconds_of_few_operations(embedded_store: Store, case: tuple[str, int]) -> None:
     """Also when steps are shorter than a second, sends and receives overlap, and nothing is told twice."""
     job, duration = case
     text = SAMPLED.replace("{job}", "many", 1).format(job=job, duration=duration)

@@ -154,9 +154,7 @@ def test_fault_that_returns_soon_is_the_same_one_that_flaps_and_much_later_a_new
     assert again.flaps == 0
 
 
-def test_slow_part_first_seen_while_the_window_reaches_back_into_a_fault_that_is_over_is_held_until_it_lasts() -> (
-    None
-):
+def test_slow_part_first_seen_while_windows_reach_back_into_a_fault_that_is_over_is_held_until_it_lasts() -> None:
     echoes = look(0).window
     reach = (echoes.end_ns - echoes.start_ns) // HOP_NS
     hang = found("gpu:h2/0", "noncomm_hang", is_certain=True)

@@ -117,9 +117,7 @@ def test_lasting_fault_is_one_incident_that_is_kept_up_to_date(watch: Watch) -> 
 
 
 @pytest.mark.slow
-def test_doubt_is_settled_a_second_after_it_arose_while_we_keep_up(
-    head: Head, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doubt_is_settled_a_second_after_it_arose_if_we_keep_up(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[tuple[int, bool]] = []
 
     def note(*args: Any, **told: Any) -> Outcome:  # Any: what an evaluation takes
@@ -301,9 +299,7 @@ def test_hosts_that_fall_silent_together_are_lost_telemetry_and_no_fault_ends(wa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stalled", long_except(["nccl_rings"], ["nccl_rings", "gpu"]))
-def test_fault_on_a_host_of_whose_ranks_nothing_comes_says_which_readings_are_missing(
-    watch: Watch, stalled: str
-) -> None:
+def test_fault_on_a_host_of_whose_ranks_nothing_comes_says_what_is_missing(watch: Watch, stalled: str) -> None:
     """Also where its agent says that it has told all."""
     cluster = watch(HEALING)
     cluster.run(15)

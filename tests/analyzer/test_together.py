@@ -103,9 +103,7 @@ def jobs(embedded_store: Store) -> list[dict[str, Any]]:
     return [_parameters(embedded_store, job, *window) for job, window in windows.items()]
 
 
-def test_jobs_that_read_together_get_what_each_would_get_alone(
-    embedded_store: Store, jobs: list[dict[str, Any]]
-) -> None:
+def test_jobs_that_read_together_get_what_each_gets_alone(embedded_store: Store, jobs: list[dict[str, Any]]) -> None:
     answered = set()
     for name, sql in _statements().items():
         alone = [_sorted(embedded_store.query(sql, _ask(sql, job))) for job in jobs]
@@ -116,9 +114,7 @@ def test_jobs_that_read_together_get_what_each_would_get_alone(
     assert len(answered) >= 15, sorted(_statements().keys() - answered)
 
 
-def test_windows_that_are_read_at_once_get_what_each_would_get_alone(
-    embedded_store: Store, jobs: list[dict[str, Any]]
-) -> None:
+def test_windows_read_at_once_get_what_each_gets_alone(embedded_store: Store, jobs: list[dict[str, Any]]) -> None:
     del jobs  # two others are there as well
     windows = [(4, 10), (5, 11), (5.5, 12), (7, 13.2)]
     asked = [_parameters(embedded_store, "a", *window) for window in windows]

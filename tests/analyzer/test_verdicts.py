@@ -37,9 +37,7 @@ def judged(finding: Finding, *, ratio: float | None = 1.5, silent: tuple[str, ..
     ],
     ids=["unsure", "unproven", "no one part", "software", "everybody", "cheap", "cost unknown", "half blind"],
 )
-def test_nothing_is_isolated_without_good_reason(
-    finding: Finding, ratio: float | None, silent: tuple[str, ...]
-) -> None:
+def test_nothing_is_isolated_without_reason(finding: Finding, ratio: float | None, silent: tuple[str, ...]) -> None:
     assert judged(finding, ratio=ratio, silent=silent).grade == "alert"
 
 

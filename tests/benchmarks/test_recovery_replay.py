@@ -108,9 +108,7 @@ def histories(draw: some.DrawFn) -> History:
 
 
 @given(histories(), some.sampled_from(ALL), some.sampled_from(["abcd", "abcde", "abcdef"]))
-def test_nobody_does_more_than_without_faults_nor_less_than_nothing(
-    told: History, make: MakePolicy, nodes: str
-) -> None:
+def test_nobody_does_more_than_without_faults_nor_below_nothing(told: History, make: MakePolicy, nodes: str) -> None:
     ledger = run(make, told, nodes)
     assert 0 <= ledger.useful <= ledger.asked + 1e-9
     assert ledger.useful <= ledger.running + 1e-9

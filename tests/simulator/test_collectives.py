@@ -107,9 +107,7 @@ def jittered(seed: int, has_credits: bool = True, socket_steps: int = 0) -> Edge
 
 @pytest.mark.parametrize("transport", ["ib", "socket"])
 @pytest.mark.parametrize("slower", [1.0, 1.3, 2.0, 8.0])
-def test_coarse_ring_takes_as_long_as_the_fine_one_with_the_same_indices_waiting(
-    transport: str, slower: float
-) -> None:
+def test_coarse_ring_takes_as_long_as_the_fine_one_with_the_same_waits(transport: str, slower: float) -> None:
     edges = jittered(7, transport == "ib", 0 if transport == "ib" else 2)
     edges.step_ns[0, 100] *= slower
     coarse, coarse_end, fine, fine_end = coarse_and_fine(edges, Kernels(np.full((1, PLACES), START), 60.0))

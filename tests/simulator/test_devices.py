@@ -51,13 +51,9 @@ def link_faults(told: Scenario, second: int = 10) -> dict[str, dict[str, int]]:
 
 @pytest.mark.parametrize("transport", long_except(["socket"], ["ib", "socket"]))
 def test_all_rows_are_sound_and_none_comes_twice_and_each_seed_has_its_own(transport: str) -> None:
-    lines = (
-        "at 1 s fail nic:h1/eth0 tx to 50 %",
-        "at 2 s fail link:leaf0--spine1 losing 1 %",
-        "at 3 s fail nic:h3/eth1 down for 1 s every 3 s",
-        "at 4 s fail gpu:h2/1 to 60 % over 10 s",
-        "at 8 s fail rank:5 killed",
-    )
+    lines = ["at 1 s fail nic:h1/eth0 tx to 50 %", "at 2 s fail link:leaf0--spine1 losing 1 %"]
+    lines += ["at 3 s fail nic:h3/eth1 down for 1 s every 3 s", "at 4 s fail gpu:h2/1 to 60 % over 10 s"]
+    lines += ["at 8 s fail rank:5 killed"]
     told = scenario(*lines, cluster=cluster(transport=transport, spares=2), noise=Noise(), job=RING)
     tables, other = follow(told, 12), follow(told, 12, seed=2)
     same, _ = follow_all.__wrapped__(told, 12)
@@ -156,9 +152,7 @@ SHOWN = [  # what fails, over which transport and how many spines, and which cou
 @pytest.mark.parametrize(
     ("what", "transport", "spines", "shown"), SHOWN, ids=[f"{what} {transport}" for what, transport, *_ in SHOWN]
 )
-def test_fault_shows_where_a_real_one_would_and_nowhere_else(
-    what: str, transport: str, spines: int, shown: str
-) -> None:
+def test_fault_shows_where_a_real_one_would_alone(what: str, transport: str, spines: int, shown: str) -> None:
     found = link_faults(broken(f"at 2 s fail {what}", transport=transport, spines=spines))
     assert ", ".join(" ".join([column, *sorted(found[column])]) for column in sorted(found)) == shown
     if what.startswith("nic:h1/eth0 tx") and found:  # what it did not send is what it sends again
@@ -209,8 +203,7 @@ def test_what_hangs_on_a_switch_or_a_host_that_is_gone_is_down() -> None:
     ports = rows_at(tables, "fabric_counters", 10)
     assert {row["switch"] for row in ports} == {"leaf1", "spine0", "spine1"}  # it tells nothing itself
     assert {(row["switch"], row["port"]) for row in ports if not row["up"]} == {
-        ("spine0", "leaf0"),
-        ("spine1", "leaf0"),
+        (f"spine{number}", "leaf0") for number in (0, 1)
     }
     assert {row["host"] for row in rows_at(tables, "nic_counters", 10) if not row["up"]} == {"h0", "h1"}
     ports = rows_at(follow(broken("at 5 s fail host:h3 gone"), 10), "fabric_counters", 10)

@@ -50,7 +50,7 @@ def world_channels(shape: ClusterShape) -> ChannelTable:
 
 
 @every_shape
-def test_every_rank_stands_once_in_every_channel_which_leaves_every_host_once_by_the_nics_of_its_gpus(
+def test_every_rank_is_once_in_each_channel_which_leaves_each_host_by_the_nics_of_its_gpus(
     shape: ClusterShape,
 ) -> None:
     table, host_of = world_channels(shape), placed(shape).host_of

@@ -163,9 +163,7 @@ def test_steps_are_traced_where_somebody_asks_and_a_flush_may_never_be_seen() ->
 
 
 @pytest.mark.parametrize(("has_credits", "held"), [(True, PEER_WAIT), (False, WIRE)])
-def test_dead_wire_stands_in_wire_and_a_stuck_gpu_waits_for_itself_on_either_side(
-    has_credits: bool, held: int
-) -> None:
+def test_dead_wire_stands_in_wire_and_a_stuck_gpu_waits_for_itself(has_credits: bool, held: int) -> None:
     edges = uniform(6, has_credits)
     send, recv = head_states(replaced(edges, wire_out=outage(6, 2, 250.0)), started(edges), 10)
     assert (send[2], recv[3]) == (WIRE, RECV_WAIT)  # the link itself
@@ -177,9 +175,7 @@ def test_dead_wire_stands_in_wire_and_a_stuck_gpu_waits_for_itself_on_either_sid
 
 
 @pytest.mark.parametrize(("has_credits", "expected"), [(True, PEER_WAIT), (False, GPU_WAIT)])
-def test_index_before_one_that_never_comes_waits_for_its_credit_on_ib_and_not_on_a_socket(
-    has_credits: bool, expected: int
-) -> None:
+def test_index_before_one_that_never_comes_waits_for_its_credit_on_ib_alone(has_credits: bool, expected: int) -> None:
     never = np.array([[0.0, 0.0, 0.0, NEVER, 0.0, 0.0]])
     edges = uniform(6, has_credits, 0 if has_credits else 8)
     edges = replaced(edges, send_from=never, recv_from=np.roll(never, -1, axis=1))
@@ -191,9 +187,7 @@ def test_index_before_one_that_never_comes_waits_for_its_credit_on_ib_and_not_on
 
 @pytest.mark.parametrize("has_credits", [True, False])
 @pytest.mark.parametrize(("at_ns", "expected"), [(160.0, RECV_GPU_WAIT), (230.0, RECV_WAIT)])
-def test_stopped_process_stays_in_the_state_in_which_it_was_stopped(
-    has_credits: bool, at_ns: float, expected: int
-) -> None:
+def test_stopped_process_stays_in_the_state_that_it_was_in(has_credits: bool, at_ns: float, expected: int) -> None:
     """Its GPU goes on, but nobody marks what it does; with a kernel that takes long to read, that is RecvGPUWait."""
     sides = {"send_proxy_out": outage(6, 3, at_ns), "recv_proxy_out": outage(6, 2, at_ns)}
     _, recv = head_states(replaced(uniform(6, has_credits), **sides), Kernels(np.zeros((1, 6)), 50.0), 10)

@@ -64,9 +64,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("name", "culprit"), [("f_hostsleep_r2", 2), ("f_gpuspin_r1", 1)])
-def test_late_rank_makes_the_same_waits_long_on_the_same_ranks_and_has_the_shortest_kernel(
-    name: str, culprit: int
-) -> None:
+def test_late_rank_makes_the_same_waits_long_and_has_the_shortest_kernel(name: str, culprit: int) -> None:
     numbers, operation = struck(name, above_ms=20), four_ranks(CASES[name])
     assert len(numbers) >= 2
     assert large(real_waits_of(name, numbers), 20e6) == large(waits_of(operation), 20e6)
@@ -187,12 +185,7 @@ def test_rank_that_does_not_come_leaves_the_same_ranks_waiting_in_the_same_state
 
 def test_stopped_rank_is_where_the_others_waits_lead() -> None:
     real = live_states("h4_sigstop_r1_live")
-    assert {rank: "recv_wait" in states for (rank, _), states in real.items()} == {
-        0: True,
-        1: False,
-        2: True,
-        3: True,
-    }
+    assert {rank for (rank, _), states in real.items() if "recv_wait" in states} == {0, 2, 3}
     operation = four_ranks("at 0.002 s fail rank:1 stopped")
     assert operation.heads is not None
     assert (operation.start < 0.002e9).sum() == 4  # in the middle of the operation, as in the recording

@@ -369,9 +369,7 @@ def test_slowest_wire_of_a_ring_is_not_slow_where_others_were_as_slow_before() -
     [({(0, 1), (4, 5)}, {(0, 1), (4, 5)}, {(0, 1), (4, 5)}), ({(0, 1)}, {(4, 5)}, set())],
     ids=["at once", "in turn"],
 )
-def test_wires_that_are_slow_at_once_from_the_first_look_on_do_not_take_turns(
-    first: set[Hop], then: set[Hop], named: set[Hop]
-) -> None:
+def test_wires_slow_at_once_from_the_first_take_no_turns(first: set[Hop], then: set[Hop], named: set[Hop]) -> None:
     """As those over one link between switches; who waits for an acknowledgement waits for no other."""
     seen = [facts(waits(ring(), slow(hops, 5.0))) for hops in (first, then)]
     _, memory = build_matrix(seen[0], PairMemory(), context(), PairOptions())
@@ -383,7 +381,7 @@ def test_wires_that_are_slow_at_once_from_the_first_look_on_do_not_take_turns(
     [({}, 0.2, 56), ({}, 1.5, 0), ({"transport": "ib"}, 0.2, 0), ({"steps": True}, 0.2, 0)],
     ids=["buffers take all", "one takes as long as its link needs", "acknowledged", "steps are watched"],
 )
-def test_where_no_wait_is_as_long_as_bytes_are_on_the_wire_nothing_is_known(
+def test_where_waits_are_shorter_than_the_wire_all_is_hidden(
     fields: dict[str, Any], some: float, hidden: int
 ) -> None:
     transport = fields.get("transport", "socket")

@@ -166,9 +166,7 @@ def test_steps_keep_a_wire_busy_while_nobody_else_holds_them_up(store: Store) ->
 
 
 @pytest.mark.parametrize(("newer_us", "error_ns"), [(90, 20.0 * US), (30, 0.0)])
-def test_one_operation_in_the_window_is_held_against_the_one_before(
-    store: Store, newer_us: int, error_ns: float
-) -> None:
+def test_one_operation_in_a_window_is_held_against_one_before(store: Store, newer_us: int, error_ns: float) -> None:
     pairs = [(1, -9_000_000, 50), (2, -8_000_000, 50), (3, 100, newer_us)]
     steps = [
         sample(host, 0, us + host * took, seq=seq, posted_ns=T0 + us * US)

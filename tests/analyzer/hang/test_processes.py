@@ -174,9 +174,7 @@ def test_job_that_was_asked_to_end_broke_nothing(signal: Signals) -> None:
         (event("link_down", "h1", component="nic:h1/eth0", ago_s=1), ("comm_hang", "nic:h1/eth0")),
     ],
 )
-def test_standstill_for_which_an_event_tells_the_reason_is_told_sooner(
-    happened: HostEvent, named_for_it: tuple[str, str]
-) -> None:
+def test_standstill_that_an_event_explains_is_told_sooner(happened: HostEvent, named_for_it: tuple[str, str]) -> None:
     def find_after(stood_s: float, *events: HostEvent) -> list[tuple[str, str]]:
         return named(*events, lines=standing(stood_s))
 
@@ -193,9 +191,7 @@ def test_standstill_for_which_an_event_tells_the_reason_is_told_sooner(
         (ended(3, ago_s=8), []),
     ],
 )
-def test_process_that_ended_or_stopped_stands_though_its_newest_row_is_that_of_its_last_movement(
-    happened: HostEvent, named_for_it: list[tuple[str, str]]
-) -> None:
+def test_ended_process_stands_since_its_newest_row(happened: HostEvent, named_for_it: list[tuple[str, str]]) -> None:
     """Nobody reads the counts of a process that is gone; an event from long before its last row is of another one."""
     last = line(3, (4, 4, 4), since_ns=T0 - 2 * SECOND, seen_ns=T0 - 2 * SECOND)
     assert named(happened, lines=[*standing(1.5)[:3], last]) == named_for_it

@@ -320,9 +320,7 @@ def test_gpu_that_never_came_to_an_operation_without_steps_is_named() -> None:
 @pytest.mark.parametrize(
     "states", [(BEGUN,) * 4, (LATE,) * 4, (BEGUN, "unknown", LATE, BEGUN), (LATE, BEGUN, LATE, BEGUN)]
 )
-def test_nobody_is_named_by_kernels_where_all_began_or_waited_or_one_is_unknown_or_two_hosts_wait(
-    states: tuple[str, ...],
-) -> None:
+def test_nobody_is_named_by_kernels_where_all_began_or_wait_or_one_is_unknown(states: tuple[str, ...]) -> None:
     assert Job(lines=kernels(*states)).find() == []
 
 

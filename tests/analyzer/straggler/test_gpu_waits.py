@@ -136,9 +136,7 @@ def test_slower_pipeline_accuses_no_stage(grown: Callable[[np.ndarray, np.ndarra
     assert not any(follow_stages(grown))
 
 
-def test_wait_is_the_ranks_own_that_it_has_on_both_sides_and_beside_gpu_times_receives_alone_are_read(
-    store: Store,
-) -> None:
+def test_wait_is_the_ranks_own_on_both_sides_and_beside_gpu_times_receives_alone_are_read(store: Store) -> None:
     comms = [make(Comm, host=f"h{rank}", rank=rank, nranks=2, gpu=0) for rank in (0, 1)]
     sides = {("send", 0): 30, ("recv", 0): 2, ("send", 1): 47, ("recv", 1): 45}
     told = [
