@@ -38,9 +38,8 @@ def play(
 def test_fault_opens_an_incident_when_it_is_confirmed_and_keeps_its_id() -> None:
     _, told = play([[NIC], *([[]] * 40)])
     assert not any(told)
-    state, told = play([[], [NIC], [NIC]])
-    (incident,) = told[2]
-    assert told[:2] == [[], []]
+    state, (*before, (incident,)) = play([[], [NIC], [NIC]])
+    assert before == [[], []]
     assert (incident.state, incident.opened_ns, incident.updated_ns) == ("open", end_of(2), end_of(2))
     assert incident.verdict.component == NIC
     assert incident.verdict.since_ns == end_of(1) - HOP_NS, "what was new in the first of the two showed it"
@@ -51,9 +50,8 @@ def test_fault_opens_an_incident_when_it_is_confirmed_and_keeps_its_id() -> None
     _, told = play([[NIC]] * 5)
     incidents = [incident for changed in told for incident in changed]
     assert [incident.updated_ns for incident in incidents] == [end_of(number) for number in (1, 2, 3, 4)]
-    assert len({incident.id for incident in incidents}) == 1
-    assert len({incident.verdict.since_ns for incident in incidents}) == 1
-    assert {incident.opened_ns for incident in incidents} == {end_of(1)}
+    (same,) = {(incident.id, incident.verdict.since_ns, incident.opened_ns) for incident in incidents}
+    assert same[2] == end_of(1)
 
 
 def test_host_that_makes_its_connections_look_slow_takes_over_what_was_told_of_them() -> None:
@@ -200,10 +198,9 @@ def test_fault_whose_part_becomes_clearer_stays_one_incident() -> None:
     assert [incident.verdict.component for incident in told[1]] == [WIRE]
     assert [incident.verdict.component for incident in told[2]] == [NIC], "its likelihood outweighs two vague looks"
     assert len({incident.id for changed in told for incident in changed}) == 1
-    _, told = play([[found("host:h3")], [found("host:h3")], [NIC]])
-    assert len({incident.id for changed in told for incident in changed}) == 1
-    _, told = play([[found(WIRE)], [found(WIRE)], [NIC]])
-    assert len({incident.id for changed in told for incident in changed}) == 1
+    for vaguer in ("host:h3", WIRE):
+        _, told = play([[vaguer], [vaguer], [NIC]])
+        assert len({incident.id for changed in told for incident in changed}) == 1
     _, told = play([[found(WIRE), found("link:h4/eth1--h5/eth1")]] * 2)
     assert len(told[1]) == 2
     hung = found("host:h2", "noncomm_hang", doubt=["rank:19"], is_certain=True)
@@ -240,14 +237,9 @@ def test_state_tells_what_explains_slowness_and_what_was_just_seen() -> None:
     told, _ = play([[found("job:train", "global_slow")]] * 2 + [[NIC]])
     states = (JobState(), found_once, long_ago, everybody, told)
     assert [state.names_a_part(CLEAR) for state in states] == [False, True, False, False, False]
-    pending, _ = play([[NIC]])
-    opened, _ = play([[NIC], [NIC]])
-    missed, _ = play([[NIC], [NIC], []])
-    assert [[finding.component for finding in state.open_findings] for state in (pending, opened, missed)] == [
-        [],
-        [NIC],
-        [],
-    ]
+    pending, opened, missed = (play(looks)[0] for looks in ([[NIC]], [[NIC], [NIC]], [[NIC], [NIC], []]))
+    there = [[finding.component for finding in state.open_findings] for state in (pending, opened, missed)]
+    assert there == [[], [NIC], []]
 
 
 def test_second_analysis_of_the_same_looks_gives_the_same_ids() -> None:
@@ -298,18 +290,14 @@ def test_lost_telemetry_is_one_incident_until_half_of_its_hosts_report_again() -
         replace(found(part, "telemetry_lost"), is_certain=True, evidence=evidence)
         for part in ("job:train", "switch:leaf1")
     )
-    state, told = play([[job], [leaf], [NIC], [NIC]], silent=hosts)
-    assert [(one.verdict.fault_class, one.verdict.component) for one in told[1]] == [
-        ("telemetry_lost", "switch:leaf1")
-    ]
+    state, (_, (lost,), *_) = play([[job], [leaf], [NIC], [NIC]], silent=hosts)
+    assert (lost.verdict.fault_class, lost.verdict.component) == ("telemetry_lost", "switch:leaf1")
     assert len(state.open) == 2, "a fault beside it is one of its own"
     state, _ = play([[NIC]] * CLEAR, state, first=4, silent=hosts[:3])
     assert len(state.open) == 2
     state, told = play([[NIC]] * CLEAR, state, first=8, silent=hosts[:2])
-    closed = [incident for incident in told[-1] if incident.state == "closed"]
-    assert [(one.verdict.fault_class, one.closed_because) for one in closed] == [
-        ("telemetry_lost", "its hosts report again")
-    ]
+    (closed,) = (incident for incident in told[-1] if incident.state == "closed")
+    assert (closed.verdict.fault_class, closed.closed_because) == ("telemetry_lost", "its hosts report again")
 
 
 def test_stored_incident_goes_on_under_its_id_and_closes_as_any_other() -> None:
@@ -328,11 +316,9 @@ def test_stored_incident_goes_on_under_its_id_and_closes_as_any_other() -> None:
 def test_job_that_is_gone_closes_all_its_incidents_and_says_why() -> None:
     state, _ = play([[NIC, OTHER], [NIC, OTHER], [NIC]])
     state, closed = close_all(state, now_ns=T0 + 10**12, last_ns=T0)
-    assert {incident.verdict.component for incident in closed} == {NIC, OTHER}
-    assert {(incident.state, incident.closed_ns, incident.updated_ns) for incident in closed} == {
-        ("closed", T0 + 10**12, T0 + 10**12)
+    why = "no telemetry of the job since 2023-11-14 22:13:20 UTC"
+    ends = {
+        (each.verdict.component, each.state, each.closed_ns, each.updated_ns, each.closed_because) for each in closed
     }
-    assert {incident.closed_because for incident in closed} == {
-        "no telemetry of the job since 2023-11-14 22:13:20 UTC"
-    }
+    assert ends == {(part, "closed", T0 + 10**12, T0 + 10**12, why) for part in (NIC, OTHER)}
     assert close_all(state, now_ns=T0 + 10**13, last_ns=T0) == (state, [])

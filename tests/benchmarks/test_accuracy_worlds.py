@@ -20,10 +20,9 @@ from simulator.rows import Identity
 from simulator.scenario import Expectation, build_topology
 from simulator.simulation import Simulation
 from simulator.telemetry import SimulatedTelemetry
-from tests.builders import T0
+from tests.builders import SECOND, T0
 from tests.simulator.build import cluster, scenario
 
-SECOND = 1_000_000_000
 RING = frozenset((f"h{host}/eth{nic}", f"h{(host + 1) % 4}/eth{nic}") for host in range(4) for nic in range(2))
 NAME = "nic:h1/eth0"
 

@@ -26,8 +26,7 @@ def test_host_sends_statistics_of_its_ranks_and_a_heartbeat() -> None:
 
 
 def test_store_is_filled_up_to_now_with_as_many_rows_as_are_wanted() -> None:
-    store = FakeStore()
-    told: list[str] = []
+    store, told = FakeStore(), list[str]()
     rows = fill(store, 220_000, NOW, told.append)
     assert 150_000 < rows <= 220_000
     assert len(store.column("comms", "rank")) == 4 * HOSTS * GPUS_PER_HOST
@@ -66,8 +65,7 @@ def answer_twice_then_end(ports: list[int], ready: threading.Event) -> None:
 
 
 def test_client_asks_again_after_each_answer_and_counts_refusals() -> None:
-    ports: list[int] = []
-    ready = threading.Event()
+    ports, ready = list[int](), threading.Event()
     server = threading.Thread(target=answer_twice_then_end, args=(ports, ready))
     server.start()
     assert ready.wait(LIMIT_S)
