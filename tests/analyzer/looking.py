@@ -1,7 +1,6 @@
 """Looks made by hand: contexts of a job with 64 ranks on 8 hosts, and findings in them."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pyarrow as pa
 
@@ -51,8 +50,8 @@ def look(
 ) -> Context:
     """Return the evaluation with that number; each begins a hop after the one before."""
     end_ns = end_of(number)
-    window, missing = Window(end_ns - WINDOW_NS, end_ns), {"silent": frozenset(silent), "lost": frozenset(lost)}
-    return Context("train", attempt, window, end_ns - HOP_NS, roster, None, period_ns=SECOND // 2, **missing)
+    window, missing, gone = Window(end_ns - WINDOW_NS, end_ns), frozenset(silent), frozenset(lost)
+    return Context("train", attempt, window, end_ns - HOP_NS, roster, None, missing, SECOND // 2, lost=gone)
 
 
 def found(
@@ -66,6 +65,14 @@ def found(
     since_ns: int | None = None,
 ) -> Finding:
     """Return a finding about a part, in doubt with others."""
-    what = Finding(fault_class=fault_class, component=component, likelihood=likelihood, reason=f"{component} is slow")
-    told = {"side": side, "ambiguous_with": tuple(doubt), "is_certain": is_certain, "since_ns": since_ns}
-    return replace(what, may_isolate=True, **told)
+    return Finding(
+        fault_class=fault_class,
+        component=component,
+        side=side,
+        likelihood=likelihood,
+        reason=f"{component} is slow",
+        ambiguous_with=tuple(doubt),
+        is_certain=is_certain,
+        since_ns=since_ns,
+        may_isolate=True,
+    )

@@ -100,7 +100,7 @@ def test_what_was_acknowledged_must_be_there_once_and_a_loss_and_a_double_do_not
 
 @pytest.mark.slow
 def test_a_small_fleet_has_every_row_exactly_once_although_the_store_was_killed(tmp_path: Path) -> None:
-    times = {"warm_up_s": 0, "measured_s": 4, "limit_seconds": 1, "settle_s": 2.0}
+    times: dict[str, Any] = {"warm_up_s": 0, "measured_s": 4, "limit_seconds": 1, "settle_s": 2.0}
     outage = Outage(before_s=2, away_s=2, after_s=2)
     options = Options(ladder=(4,), outage=outage, outage_agents=4, limit_hosts=2, **times)
     notes: list[str] = []

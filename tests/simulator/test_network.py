@@ -125,10 +125,8 @@ def test_planned_flows_share_links_evenly_where_hashed_ones_collide() -> None:
 def test_links_are_found_by_name() -> None:
     network = network_of(SHAPES["leaf_spine"])
     there, back = network.links_of("leaf1--spine2")
-    assert _ends(network, there) == ("leaf1", "spine2")
-    assert _ends(network, back) == ("spine2", "leaf1")
-    assert len(network.links_at("leaf0")) == 2 * (2 * 2 + 3)
-    assert len(network.links_between_switches()) == 2 * 4 * 3
+    assert (_ends(network, there), _ends(network, back)) == (("leaf1", "spine2"), ("spine2", "leaf1"))
+    assert (len(network.links_at("leaf0")), len(network.links_between_switches())) == (2 * (2 * 2 + 3), 2 * 4 * 3)
     up, down = network.links_of_nic(3)
     assert (_ends(network, up)[0], _ends(network, down)[1]) == ("h1/eth1", "h1/eth1")
     assert (network.capacity[[there, up]] / BYTES_PER_NS).tolist() == pytest.approx([400.0 / 3, 100.0])
@@ -181,7 +179,7 @@ def test_connection_keeps_its_port_and_way_and_another_attempt_has_others() -> N
     assert (one.sport == same.sport).all()
     assert (one.paths == same.paths).all()
     assert (one.sport != other.sport).any()
-    assert ((one.sport[one.crosses] >= 49152) & (one.sport[one.crosses] < 65536)).all()
+    assert ((one.sport >= 49152) & (one.sport < 65536) == one.crosses).all()
     assert (one.sport[~one.crosses] == 0).all()
 
 

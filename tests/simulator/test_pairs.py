@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,17 +35,18 @@ class Ring:
 
     def edges(self) -> Edges:
         enqueue, proxy = np.array([self.enqueue]), np.array([self.proxy])
-        receivers = {"recv_from": np.roll(enqueue, -1, axis=1), "recv_proxy_ns": np.roll(proxy, -1, axis=1)}
-        wires = {"step_ns": np.array([self.step]), "latency_ns": np.array([self.latency])}
-        hosts = {"copy_ns": self.copy, "flush_ns": self.flush}
-        steps = 0 if self.has_credits else self.socket_steps
-        senders = {
-            "send_from": enqueue,
-            "send_proxy_ns": proxy,
-            "has_credits": self.has_credits,
-            "socket_steps": steps,
-        }
-        return Edges(**wires, **senders, **receivers, **hosts)
+        return Edges(
+            step_ns=np.array([self.step]),
+            latency_ns=np.array([self.latency]),
+            send_from=enqueue,
+            recv_from=np.roll(enqueue, -1, axis=1),
+            has_credits=self.has_credits,
+            socket_steps=0 if self.has_credits else self.socket_steps,
+            copy_ns=self.copy,
+            flush_ns=self.flush,
+            send_proxy_ns=proxy,
+            recv_proxy_ns=np.roll(proxy, -1, axis=1),
+        )
 
     def kernels(self) -> Kernels:
         return Kernels(np.array([self.enqueue]) + np.array([self.lag]), self.kernel)
@@ -54,8 +56,8 @@ class Ring:
 def rings(draw: st.DrawFn) -> Ring:
     indices = draw(st.integers(2, 5))
     values = st.lists(NANOSECONDS, min_size=indices, max_size=indices)
-    lists = {name: draw(values) for name in ("step", "latency", "enqueue", "lag", "proxy")}
-    times = {name: draw(NANOSECONDS) for name in ("kernel", "copy", "flush")}
+    lists: dict[str, Any] = {name: draw(values) for name in ("step", "latency", "enqueue", "lag", "proxy")}
+    times: dict[str, Any] = {name: draw(NANOSECONDS) for name in ("kernel", "copy", "flush")}
     return Ring(**lists, **times, has_credits=draw(st.booleans()), socket_steps=draw(st.integers(0, 12)))
 
 

@@ -57,7 +57,7 @@ def test_matrix_tells_the_ends_of_pairs_and_how_slow_they_are() -> None:
     assert np.allclose(matrix.ratio[~matrix.slow], 1.0, atol=0.05)
     pair = next(pair for pair in matrix.pairs if str(pair) == "h2/eth1--h3/eth1")
     assert (pair.src_gpu, pair.dst_gpu, pair.path) == (3, 3, None)
-    assert look_at(facts()) is look_at(facts([wait((0, 1), 9.0)])) is None
+    assert [look_at(facts(rows)) for rows in ([], [wait((0, 1), 9.0)])] == [None, None]
     unnamed = look_at(facts(waits(ring(), TWICE, src_nic=None, dst_nic=None)))
     assert unnamed is not None
     assert [str(unnamed.pairs[index]) for index in np.flatnonzero(unnamed.slow)] == ["h2--h3"]

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -437,11 +438,16 @@ def test_flushes_of_before_the_window_count_where_it_has_too_few_and_confirm_not
 STAGES = pipeline(4, stages=4)
 
 
+def made_late(job: Job, late_by: str, extra: Extra) -> Job:
+    changed: dict[str, Any] = {late_by: extra}
+    return dataclasses.replace(job, **changed)
+
+
 @pytest.mark.parametrize(("late_by", "component"), [("gpu", "gpu:h2/0"), ("host", "host:h2")])
 def test_stage_without_peers_is_held_against_its_own_past(late_by: str, component: str) -> None:
     """A stage of one rank has nobody to be compared with; its waits for others are inside of operations."""
     usual = Job(4, STAGES, gpus_per_host=1, steps=12)
-    slow = dataclasses.replace(usual, **{late_by: late(2, 200.0, act=1)})
+    slow = made_late(usual, late_by, late(2, 200.0, act=1))
     assert watch([usual, usual, slow, slow]) == [[], [], [component], [component]]
     assert watch([usual, slow]) == [[], []]  # nobody knows yet what is usual
     everybody = dataclasses.replace(usual, gpu=lambda step, act, rank: 100.0)
@@ -468,14 +474,10 @@ def test_all_ranks_of_a_stage_that_is_a_host_are_held_against_their_past(late_by
     """Two stages of two ranks: both of a host are late, each the only peer of the other."""
     usual = Job(4, [*pipeline(4, stages=2), *pipeline(4, stages=2)], gpus_per_host=2, steps=12)
     both: Extra = lambda step, act, rank: 200.0 * (rank in (2, 3) and act == 1)  # noqa: E731
-
-    def made_late(by: Extra) -> Job:
-        return dataclasses.replace(usual, **{late_by: by})
-
-    first, second, (finding,) = follow([usual, usual, made_late(both)], every_s=5.0)[0]
+    first, second, (finding,) = follow([usual, usual, made_late(usual, late_by, both)], every_s=5.0)[0]
     assert (first, second, finding.component) == ([], [], "host:h1")
     assert what in finding.reason
-    assert watch([usual, usual, made_late(lambda step, act, rank: 200.0)]) == [[], [], []]
+    assert watch([usual, usual, made_late(usual, late_by, lambda step, act, rank: 200.0)]) == [[], [], []]
 
 
 def test_job_that_became_slower_needs_no_more_operations_than_it_still_does_and_a_pause_makes_none_slower() -> None:
