@@ -52,7 +52,8 @@ def exactly(
 def test_matrix_tells_the_ends_of_pairs_and_how_slow_they_are() -> None:
     matrix = look_at(facts(waits(ring(), TWICE)))
     assert matrix is not None
-    assert (len(matrix.pairs), matrix.transports, hot_hosts(matrix)) == (32, {"ib"}, {SLOW})
+    assert (len(matrix.pairs), hot_hosts(matrix)) == (32, {SLOW})
+    assert matrix.transports == {"ib"}
     assert matrix.ratio[matrix.slow] == pytest.approx(np.full(4, 2.0), rel=0.05)
     assert np.allclose(matrix.ratio[~matrix.slow], 1.0, atol=0.05)
     pair = next(pair for pair in matrix.pairs if str(pair) == "h2/eth1--h3/eth1")
