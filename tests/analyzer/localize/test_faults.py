@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from analyzer.delay_matrix.matrix import Pair
 from analyzer.evidence.observations import NO_EVIDENCE, Evidence, Observation, gather_evidence
@@ -465,3 +467,12 @@ def test_dead_port_elsewhere_or_beside_another_or_that_harms_nobody_is_no_excuse
     (found,) = find(RING, at("h3/eth2"), fabric(), dead("h3/eth0", "h3/eth1"))
     assert found.component == "nic:h3/eth2"
     assert find(pairs(mesh()), at("nobody"), fabric(), dead("h3/eth1")) == []
+
+
+@settings(max_examples=12)
+@given(order=st.permutations(range(len(RING))), slow=st.sets(st.sampled_from(range(len(RING))), max_size=6))
+def test_order_of_wires_changes_nothing(order: list[int], slow: set[int]) -> None:
+    names = {str(RING[number]) for number in slow}
+    slowness = times(4.0, lambda pair: str(pair) in names)
+    found, again = (find(of, slowness, fabric()) for of in (RING, [RING[number] for number in order]))
+    assert sorted(named(again), key=str) == sorted(named(found), key=str)
