@@ -49,17 +49,9 @@ def look(
     attempt: int = 0,
 ) -> Context:
     """Return the evaluation with that number; each begins a hop after the one before."""
-    return Context(
-        job="train",
-        attempt=attempt,
-        window=Window(end_of(number) - WINDOW_NS, end_of(number)),
-        fresh_ns=end_of(number) - HOP_NS,
-        roster=roster,
-        topology=None,
-        silent=frozenset(silent),
-        lost=frozenset(lost),
-        period_ns=SECOND // 2,
-    )
+    end_ns = end_of(number)
+    window, missing, gone = Window(end_ns - WINDOW_NS, end_ns), frozenset(silent), frozenset(lost)
+    return Context("train", attempt, window, end_ns - HOP_NS, roster, None, missing, SECOND // 2, lost=gone)
 
 
 def found(

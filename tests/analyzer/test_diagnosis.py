@@ -83,27 +83,15 @@ def steps(lengths_s: Iterable[float]) -> list[Step]:
 
 
 def probe(src: int, dst: int, number: int, *, spine: int, is_lost: bool) -> Probe:
-    return Probe(
-        host=f"h{src}",
-        ts_ns=T0 + number,
-        src_nic="eth0",
-        dst=f"h{dst}",
-        dst_nic="eth0",
-        proto="udp",
-        sport=1_000 + number % 60_000,
-        dport=4791,
-        rtt_ns=None if is_lost else 20_000,
-        hops=[f"leaf{src // 2}", f"spine{spine}", f"leaf{dst // 2}"],
-    )
+    told = {"rtt_ns": None if is_lost else 20_000, "hops": [f"leaf{src // 2}", f"spine{spine}", f"leaf{dst // 2}"]}
+    return make(Probe, host=f"h{src}", ts_ns=T0 + number, dst=f"h{dst}", sport=1_000 + number % 60_000, **told)
 
 
 OFTEN = "compute_ms = 60.0\nallreduce_mb = [64]"
 
 
 @pytest.mark.parametrize("case", long_except([(PIPELINE, 11)], [(OFTEN, 14), (PIPELINE, 14), (PIPELINE, 11)]))
-def test_slow_gpu_is_named_from_seconds_where_few_operations_are_told(
-    embedded_store: Store, case: tuple[str, int]
-) -> None:
+def test_slow_gpu_is_named_from_seconds_of_few_operations(embedded_store: Store, case: tuple[str, int]) -> None:
     """Also when steps are shorter than a second, sends and receives overlap, and nothing is told twice."""
     job, duration = case
     text = SAMPLED.replace("{job}", "many", 1).format(job=job, duration=duration)

@@ -38,23 +38,20 @@ def play(
 def test_fault_opens_an_incident_when_it_is_confirmed_and_keeps_its_id() -> None:
     _, told = play([[NIC], *([[]] * 40)])
     assert not any(told)
-    state, told = play([[], [NIC], [NIC]])
-    (incident,) = told[2]
-    assert told[:2] == [[], []]
+    state, (*before, (incident,)) = play([[], [NIC], [NIC]])
+    assert before == [[], []]
     assert (incident.state, incident.opened_ns, incident.updated_ns) == ("open", end_of(2), end_of(2))
     assert incident.verdict.component == NIC
     assert incident.verdict.since_ns == end_of(1) - HOP_NS, "what was new in the first of the two showed it"
-    assert incident.verdict.last_seen_ns == end_of(2)
-    assert incident.verdict.id == incident.id
+    assert (incident.verdict.last_seen_ns, incident.verdict.id) == (end_of(2), incident.id)
     assert state.open == [incident]
     _, told = play([[NIC], [], [], [NIC], [], [], [NIC]])
     assert [len(changed) for changed in told] == [0, 0, 0, 0, 0, 0, 1]
     _, told = play([[NIC]] * 5)
     incidents = [incident for changed in told for incident in changed]
     assert [incident.updated_ns for incident in incidents] == [end_of(number) for number in (1, 2, 3, 4)]
-    assert len({incident.id for incident in incidents}) == 1
-    assert len({incident.verdict.since_ns for incident in incidents}) == 1
-    assert {incident.opened_ns for incident in incidents} == {end_of(1)}
+    (same,) = {(incident.id, incident.verdict.since_ns, incident.opened_ns) for incident in incidents}
+    assert same[2] == end_of(1)
 
 
 def test_host_that_makes_its_connections_look_slow_takes_over_what_was_told_of_them() -> None:
@@ -93,34 +90,22 @@ def early(looks: Sequence[tuple[float, Sequence[str]]], period_s: float | None) 
     return opened
 
 
-@pytest.mark.parametrize(
-    ("looks", "period_s", "opened"),
-    [
-        ([(0, [NIC]), (1, [NIC]), (2, [NIC])], 0.5, [1]),
-        ([(0, [NIC]), (1, [NIC]), (2, [NIC])], 1.5, [2]),
-        ([(0, [NIC]), (1, [NIC]), (2, [NIC])], None, [2]),
-        ([(0, [NIC]), (0.5, [NIC]), (2, [NIC])], 0.1, [2]),
-        ([(0, []), (1, [NIC]), (2, [NIC])], 0.5, [2]),
-        ([(0, []), (1, [NIC]), (2, [NIC]), (3, [NIC])], 1.5, [3]),
-        ([(0, []), (1, [NIC]), (2, [NIC]), (3, [NIC])], 46, [3]),
-        ([(0, [NIC]), (1, []), (2, [NIC])], 0.5, [2]),
-        ([(0, []), (1, [NIC]), (2, []), (4, [NIC]), (5, [])], 0.5, []),
-    ],
-    ids=[
-        "a second with a new step",
-        "no whole step is new",
-        "nobody knows how long a step is",
-        "less than a second",
-        "seen first between two",
-        "two seconds are new",
-        "no more is asked of longer steps",
-        "nobody is missed between two",
-        "missed in the rhythm",
-    ],
-)
-def test_early_evaluation_confirms_by_what_is_new_in_it_and_misses_nobody(
-    looks: Sequence[tuple[float, Sequence[str]]], period_s: float | None, opened: list[float]
-) -> None:
+EARLY: dict[str, tuple[list[tuple[float, list[str]]], float | None, list[float]]] = {
+    "a second with a new step": ([(0, [NIC]), (1, [NIC]), (2, [NIC])], 0.5, [1]),
+    "no whole step is new": ([(0, [NIC]), (1, [NIC]), (2, [NIC])], 1.5, [2]),
+    "nobody knows how long a step is": ([(0, [NIC]), (1, [NIC]), (2, [NIC])], None, [2]),
+    "less than a second": ([(0, [NIC]), (0.5, [NIC]), (2, [NIC])], 0.1, [2]),
+    "seen first between two": ([(0, []), (1, [NIC]), (2, [NIC])], 0.5, [2]),
+    "two seconds are new": ([(0, []), (1, [NIC]), (2, [NIC]), (3, [NIC])], 1.5, [3]),
+    "no more is asked of longer steps": ([(0, []), (1, [NIC]), (2, [NIC]), (3, [NIC])], 46, [3]),
+    "nobody is missed between two": ([(0, [NIC]), (1, []), (2, [NIC])], 0.5, [2]),
+    "missed in the rhythm": ([(0, []), (1, [NIC]), (2, []), (4, [NIC]), (5, [])], 0.5, []),
+}
+
+
+@pytest.mark.parametrize("case", EARLY)
+def test_early_evaluation_confirms_by_what_is_new_in_it_and_misses_nobody(case: str) -> None:
+    looks, period_s, opened = EARLY[case]
     assert early(looks, period_s) == opened
 
 
@@ -146,8 +131,7 @@ def test_incident_closes_after_some_clear_evaluations_in_a_row() -> None:
     assert not any(told[2:-1])
     (closed,) = told[-1]
     assert (closed.state, closed.closed_ns, closed.updated_ns) == ("closed", end_of(1 + CLEAR), end_of(1 + CLEAR))
-    assert closed.closed_because == "the part has been normal again"
-    assert closed.id == told[1][0].id
+    assert (closed.closed_because, closed.id) == ("the part has been normal again", told[1][0].id)
     assert closed.verdict == told[1][0].verdict, "what was found last stays on record"
     assert state.open == []
     _, told = play([[NIC], [NIC], *([[]] * (CLEAR - 1)), [NIC], *([[]] * (CLEAR - 1))])
@@ -168,9 +152,7 @@ def test_fault_that_returns_soon_is_the_same_one_that_flaps_and_much_later_a_new
     assert again.flaps == 0
 
 
-def test_slow_part_first_seen_while_the_window_reaches_back_into_a_fault_that_is_over_is_held_until_it_lasts() -> (
-    None
-):
+def test_slow_part_first_seen_while_windows_reach_back_into_a_fault_that_is_over_is_held_until_it_lasts() -> None:
     echoes = look(0).window
     reach = (echoes.end_ns - echoes.start_ns) // HOP_NS
     hang = found("gpu:h2/0", "noncomm_hang", is_certain=True)
@@ -216,10 +198,9 @@ def test_fault_whose_part_becomes_clearer_stays_one_incident() -> None:
     assert [incident.verdict.component for incident in told[1]] == [WIRE]
     assert [incident.verdict.component for incident in told[2]] == [NIC], "its likelihood outweighs two vague looks"
     assert len({incident.id for changed in told for incident in changed}) == 1
-    _, told = play([[found("host:h3")], [found("host:h3")], [NIC]])
-    assert len({incident.id for changed in told for incident in changed}) == 1
-    _, told = play([[found(WIRE)], [found(WIRE)], [NIC]])
-    assert len({incident.id for changed in told for incident in changed}) == 1
+    for vaguer in ("host:h3", WIRE):
+        _, told = play([[vaguer], [vaguer], [NIC]])
+        assert len({incident.id for changed in told for incident in changed}) == 1
     _, told = play([[found(WIRE), found("link:h4/eth1--h5/eth1")]] * 2)
     assert len(told[1]) == 2
     hung = found("host:h2", "noncomm_hang", doubt=["rank:19"], is_certain=True)
@@ -256,14 +237,9 @@ def test_state_tells_what_explains_slowness_and_what_was_just_seen() -> None:
     told, _ = play([[found("job:train", "global_slow")]] * 2 + [[NIC]])
     states = (JobState(), found_once, long_ago, everybody, told)
     assert [state.names_a_part(CLEAR) for state in states] == [False, True, False, False, False]
-    pending, _ = play([[NIC]])
-    opened, _ = play([[NIC], [NIC]])
-    missed, _ = play([[NIC], [NIC], []])
-    assert [[finding.component for finding in state.open_findings] for state in (pending, opened, missed)] == [
-        [],
-        [NIC],
-        [],
-    ]
+    pending, opened, missed = (play(looks)[0] for looks in ([[NIC]], [[NIC], [NIC]], [[NIC], [NIC], []]))
+    there = [[finding.component for finding in state.open_findings] for state in (pending, opened, missed)]
+    assert there == [[], [NIC], []]
 
 
 def test_second_analysis_of_the_same_looks_gives_the_same_ids() -> None:
@@ -314,18 +290,14 @@ def test_lost_telemetry_is_one_incident_until_half_of_its_hosts_report_again() -
         replace(found(part, "telemetry_lost"), is_certain=True, evidence=evidence)
         for part in ("job:train", "switch:leaf1")
     )
-    state, told = play([[job], [leaf], [NIC], [NIC]], silent=hosts)
-    assert [(one.verdict.fault_class, one.verdict.component) for one in told[1]] == [
-        ("telemetry_lost", "switch:leaf1")
-    ]
+    state, (_, (lost,), *_) = play([[job], [leaf], [NIC], [NIC]], silent=hosts)
+    assert (lost.verdict.fault_class, lost.verdict.component) == ("telemetry_lost", "switch:leaf1")
     assert len(state.open) == 2, "a fault beside it is one of its own"
     state, _ = play([[NIC]] * CLEAR, state, first=4, silent=hosts[:3])
     assert len(state.open) == 2
     state, told = play([[NIC]] * CLEAR, state, first=8, silent=hosts[:2])
-    closed = [incident for incident in told[-1] if incident.state == "closed"]
-    assert [(one.verdict.fault_class, one.closed_because) for one in closed] == [
-        ("telemetry_lost", "its hosts report again")
-    ]
+    (closed,) = (incident for incident in told[-1] if incident.state == "closed")
+    assert (closed.verdict.fault_class, closed.closed_because) == ("telemetry_lost", "its hosts report again")
 
 
 def test_stored_incident_goes_on_under_its_id_and_closes_as_any_other() -> None:
@@ -334,8 +306,7 @@ def test_stored_incident_goes_on_under_its_id_and_closes_as_any_other() -> None:
     _, again = play([[NIC]], resume([stored]), first=7)
     (incident,) = again[0]
     assert (incident.id, incident.opened_ns) == (stored.id, stored.opened_ns)
-    assert incident.verdict.since_ns == stored.verdict.since_ns
-    assert incident.updated_ns == end_of(7)
+    assert (incident.verdict.since_ns, incident.updated_ns) == (stored.verdict.since_ns, end_of(7))
     _, told = play([[NIC], [NIC]])
     _, again = play([[]] * CLEAR, resume(told[1]), first=2)
     assert [len(changed) for changed in again] == [0] * (CLEAR - 1) + [1]
@@ -345,11 +316,9 @@ def test_stored_incident_goes_on_under_its_id_and_closes_as_any_other() -> None:
 def test_job_that_is_gone_closes_all_its_incidents_and_says_why() -> None:
     state, _ = play([[NIC, OTHER], [NIC, OTHER], [NIC]])
     state, closed = close_all(state, now_ns=T0 + 10**12, last_ns=T0)
-    assert {incident.verdict.component for incident in closed} == {NIC, OTHER}
-    assert {(incident.state, incident.closed_ns, incident.updated_ns) for incident in closed} == {
-        ("closed", T0 + 10**12, T0 + 10**12)
+    why = "no telemetry of the job since 2023-11-14 22:13:20 UTC"
+    ends = {
+        (each.verdict.component, each.state, each.closed_ns, each.updated_ns, each.closed_because) for each in closed
     }
-    assert {incident.closed_because for incident in closed} == {
-        "no telemetry of the job since 2023-11-14 22:13:20 UTC"
-    }
+    assert ends == {(part, "closed", T0 + 10**12, T0 + 10**12, why) for part in (NIC, OTHER)}
     assert close_all(state, now_ns=T0 + 10**13, last_ns=T0) == (state, [])

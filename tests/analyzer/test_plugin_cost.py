@@ -17,9 +17,7 @@ def told(job: str, *dear: bool, level: str = "steps", ago_s: int = 0) -> list[Pl
     ]
 
 
-def test_all_ranks_of_a_job_record_less_once_most_of_them_pay_too_much_and_nobody_on_the_word_of_few(
-    store: Store,
-) -> None:
+def test_all_ranks_of_a_job_record_less_once_most_pay_too_much_and_nobody_on_the_word_of_few(store: Store) -> None:
     said = [
         *told("one of four", True, False, False, False),
         *told("half", True, True, False, False),

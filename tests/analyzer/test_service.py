@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from lockstep import wire
 from lockstep.arrow import schema_of
 from lockstep.clock import NS_PER_S
 from lockstep.errors import ControlAway, LeaseLost, LockstepError
-from lockstep.records import Agent, Comm, OpStat, PluginHealth
+from lockstep.records import Agent, Comm, HostRecord, OpStat, PluginHealth
 from lockstep.state.database import ControlDatabase
 from lockstep.state.incidents import (
     Analysis,
@@ -34,7 +35,7 @@ from lockstep.state.leases import Lease, Shard, release_lease, take_lease
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
 from simulator.faults import parse_fault
-from simulator.scenario import Scenario, find_scenario, parse_scenario, resize_scenario
+from simulator.scenario import Scenario, parse_scenario
 from tests.analyzer.cluster import Cluster
 from tests.builders import SECOND, T0, make, rows
 from tests.fixtures.control import hold_lease
@@ -66,6 +67,36 @@ HEALING = SICK.model_copy(update={"timeline": (*SICK.timeline, parse_fault(f"at 
 Watch = Callable[[Scenario], Cluster]
 
 
+@dataclass(frozen=True)
+class Head:
+    """A store and a control database, and services that look at jobs of one rank on one host."""
+
+    store: Store
+    control: ControlDatabase
+
+    @property
+    def lease(self) -> Lease:
+        return hold_lease(self.control, "analyzer", now_ns=T0)
+
+    def service(self, **options: Any) -> AnalyzerService:
+        return AnalyzerService(self.store, self.control, None, ServiceOptions(**options))
+
+    def put(self, table: str, *records: HostRecord) -> None:
+        self.store.insert(TABLE_BY_NAME[table], rows(*records), token=f"{table} {records[0]}")
+
+    def tell_of(self, *jobs: str) -> None:
+        """Send a rank of each job, all on one host, and that the host has told all."""
+        for job in jobs:
+            self.put("comms", make(Comm, job=job))
+            self.put("op_stats", make(OpStat, job=job))
+        self.put("agents", make(Agent, ts_ns=after(90), watermark_ns=after(90)))
+
+
+@pytest.fixture
+def head(embedded_store: Store, control: ControlDatabase) -> Head:
+    return Head(embedded_store, control)
+
+
 @pytest.fixture
 def watch(embedded_store: Store, control: ControlDatabase) -> Watch:
     return lambda scenario: Cluster(embedded_store, control, scenario)
@@ -73,25 +104,6 @@ def watch(embedded_store: Store, control: ControlDatabase) -> Watch:
 
 def after(seconds: int) -> int:
     return T0 + seconds * NS_PER_S
-
-
-@pytest.mark.slow
-def test_slow_nic_of_the_scenario_is_named_in_time(embedded_store: Store, control: ControlDatabase) -> None:
-    """Half of its ranks are enough here, and twelve seconds after the fault; tests/scenarios tells it in full."""
-    scenario = resize_scenario(find_scenario("nic-half-speed"), 32).model_copy(update={"duration_s": 32.0})
-    (fault,), (expected,) = scenario.timeline, scenario.expect
-    cluster = Cluster(embedded_store, control, scenario, every_s=1)
-    cluster.run(int(fault.at_s))
-    assert cluster.told == []
-    cluster.run(int(scenario.duration_s - fault.at_s))
-    (incident,) = cluster.open
-    assert {told.id for told in cluster.told} == {incident.id}
-    assert (incident.verdict.fault_class, incident.verdict.component) == (expected.fault_class, expected.component)
-    assert incident.verdict.ambiguous_with == expected.also_right
-    assert incident.opened_ns <= after(int(fault.at_s + expected.within_s))
-    assert incident.verdict.since_ns == after(20)
-    assert incident.verdict.coverage == 1.0
-    assert incident.verdict.impact.step_time_ratio == pytest.approx(1.11, abs=0.05)
 
 
 def test_lasting_fault_is_one_incident_that_is_kept_up_to_date(watch: Watch) -> None:
@@ -105,9 +117,7 @@ def test_lasting_fault_is_one_incident_that_is_kept_up_to_date(watch: Watch) -> 
 
 
 @pytest.mark.slow
-def test_doubt_is_settled_a_second_after_it_arose_while_we_keep_up(
-    embedded_store: Store, control: ControlDatabase, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doubt_is_settled_a_second_after_it_arose_if_we_keep_up(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[tuple[int, bool]] = []
 
     def note(*args: Any, **told: Any) -> Outcome:  # Any: what an evaluation takes
@@ -116,20 +126,17 @@ def test_doubt_is_settled_a_second_after_it_arose_while_we_keep_up(
 
     monkeypatch.setattr("analyzer.service.evaluate_window", note)
     later = SICK.model_copy(update={"duration_s": 30.0, "timeline": (parse_fault(f"at 15 s fail {NIC} to 25 %"),)})
-    cluster = Cluster(embedded_store, control, later, every_s=1)
+    cluster = Cluster(head.store, head.control, later, every_s=1)
     cluster.run(29)
     assert cluster.told[0].opened_ns == after(21), "what pairs used to need is known: no flow just met another"
     assert looks == [(5, False), (10, False), (15, False), (20, False), (21, True), (25, False)]
-    steps = embedded_store.query("SELECT count() AS n, uniqExact(world_rank, step) AS steps FROM steps").to_pylist()
+    steps = head.store.query("SELECT count() AS n, uniqExact(world_rank, step) AS steps FROM steps").to_pylist()
     assert steps[0]["n"] == steps[0]["steps"] > 0, "an early evaluation tells no step twice"
 
 
 @pytest.mark.slow
-def test_doubt_about_which_end_of_a_wire_is_slow_becomes_requests_for_probes_and_a_dear_job_one_for_less(
-    watch: Watch, embedded_store: Store
-) -> None:
-    dear = rows(make(PluginHealth, job="dear", host="h9", ts_ns=after(3), dear=True))
-    embedded_store.insert(TABLE_BY_NAME["plugins"], dear, token="dear")
+def test_doubt_about_an_end_of_a_wire_asks_for_probes_and_a_dear_job_for_less(watch: Watch, head: Head) -> None:
+    head.put("plugins", make(PluginHealth, job="dear", host="h9", ts_ns=after(3), dear=True))
     one_way = SICK.model_copy(update={"timeline": (parse_fault(f"at 5 s fail {NIC} tx to 25 %"),)})
     cluster = watch(one_way)
     cluster.run(15)
@@ -143,9 +150,7 @@ def test_doubt_about_which_end_of_a_wire_is_slow_becomes_requests_for_probes_and
 
 
 @pytest.mark.slow
-def test_slowdown_that_no_part_explains_asks_for_more_steps_of_all_ranks_with_the_evaluation_that_sees_it(
-    watch: Watch,
-) -> None:
+def test_slowdown_that_no_part_explains_asks_for_more_steps_of_all_ranks_at_once(watch: Watch) -> None:
     shared = SICK.cluster.model_copy(update={"hosts_per_leaf": 1})
     timeline = (parse_fault("at 15 s fail fabric to 10 %"),)
     cluster = watch(SICK.model_copy(update={"cluster": shared, "timeline": timeline, "duration_s": 45.0}))
@@ -215,17 +220,16 @@ def test_analysis_that_is_behind_goes_on_with_the_newest_window_and_counts_the_o
 
 
 @pytest.mark.slow
-def test_new_job_whose_past_takes_too_long_is_evaluated_at_its_newest_window(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_job_whose_past_takes_too_long_is_evaluated_at_its_newest_window(watch: Watch) -> None:
     cluster = watch(SICK)
     for _ in range(8):
         cluster.send()
     seconds = itertools.count(step=20)
-    monkeypatch.setattr("analyzer.service.monotonic_ns", lambda: next(seconds) * NS_PER_S)
-    cluster.analyse()
-    assert (cluster.windows, cluster.service.skipped) == (1, 0), "a turn takes twenty seconds"
-    cluster.analyse()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("analyzer.service.monotonic_ns", lambda: next(seconds) * NS_PER_S)
+        cluster.analyse()
+        assert (cluster.windows, cluster.service.skipped) == (1, 0), "a turn takes twenty seconds"
+        cluster.analyse()
     assert (cluster.windows, cluster.service.skipped) == (1 + 1, 6)
 
 
@@ -271,9 +275,7 @@ def test_fault_on_a_host_that_falls_silent_is_not_over(watch: Watch) -> None:
     long_except([{"h0", "h1"}], [{"h0", "h1", "h2", "h3"}, {"h1", "h2", "h3"}, {"h0", "h1"}]),
     ids=["all", "most", "leaf"],
 )
-def test_hosts_that_fall_silent_together_are_lost_telemetry_and_no_fault_is_over(
-    watch: Watch, silent: set[str]
-) -> None:
+def test_hosts_that_fall_silent_together_are_lost_telemetry_and_no_fault_ends(watch: Watch, silent: set[str]) -> None:
     cluster = watch(HEALING)
     cluster.run(15)
     (slow,) = cluster.open
@@ -297,9 +299,7 @@ def test_hosts_that_fall_silent_together_are_lost_telemetry_and_no_fault_is_over
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stalled", long_except(["nccl_rings"], ["nccl_rings", "gpu"]))
-def test_fault_on_a_host_of_whose_ranks_nothing_comes_is_not_over_and_says_which_readings_are_missing(
-    watch: Watch, stalled: str
-) -> None:
+def test_fault_on_a_host_of_whose_ranks_nothing_comes_says_what_is_missing(watch: Watch, stalled: str) -> None:
     """Also where its agent says that it has told all."""
     cluster = watch(HEALING)
     cluster.run(15)
@@ -335,23 +335,15 @@ def test_agents_that_say_goodbye_are_missed_by_nobody_and_a_dead_gateway_is_name
 
 
 @pytest.mark.slow
-def test_pause_of_the_job_does_not_close_its_incidents(watch: Watch) -> None:
-    cluster = watch(SICK)
-    cluster.run(15)
-    (opened,) = cluster.told
-    cluster.wait(25)
-    assert cluster.windows == 8
-    (still,) = cluster.open
-    assert still == opened.model_copy(update={"updated_ns": after(40)}), "evaluated since, and not seen again"
-    assert all(reported.verdict == opened.verdict for reported in cluster.told)
-
-
-@pytest.mark.slow
-def test_job_that_ends_closes_its_incidents(watch: Watch) -> None:
+def test_job_that_pauses_keeps_its_incidents_and_one_that_ends_closes_them(watch: Watch) -> None:
     cluster = watch(SICK)
     cluster.run(15)
     (opened,) = cluster.open
-    cluster.clock.advance(110)
+    cluster.wait(25)
+    assert cluster.windows == 8
+    assert cluster.open == [opened.model_copy(update={"updated_ns": after(40)})], "evaluated, and not seen again"
+    assert all(reported.verdict == opened.verdict for reported in cluster.told)
+    cluster.clock.advance(85)
     cluster.wait(5)
     assert [still.verdict for still in cluster.open] == [opened.verdict], "its last rows are from two minutes ago"
     cluster.wait(10)
@@ -364,18 +356,7 @@ def test_job_that_ends_closes_its_incidents(watch: Watch) -> None:
 
 
 @pytest.mark.slow
-def test_job_that_ended_while_nobody_watched_closes_its_incidents(watch: Watch) -> None:
-    cluster = watch(SICK)
-    cluster.run(15)
-    cluster.restart()
-    cluster.clock.advance(3600)
-    cluster.analyse()
-    (closed,) = list_incidents(cluster.control)
-    assert (closed.state, closed.closed_ns) == ("closed", after(3615))
-
-
-@pytest.mark.slow
-def test_restarted_service_goes_on_with_the_same_incident(watch: Watch) -> None:
+def test_restarted_service_goes_on_with_the_same_incident_and_closes_that_of_a_job_that_ended(watch: Watch) -> None:
     cluster = watch(SICK)
     cluster.run(15)
     (before,) = cluster.told
@@ -388,6 +369,11 @@ def test_restarted_service_goes_on_with_the_same_incident(watch: Watch) -> None:
     assert (again.id, again.state, again.updated_ns) == (before.id, "open", after(20))
     assert (again.opened_ns, again.verdict.since_ns) == (before.opened_ns, before.verdict.since_ns)
     assert again.verdict.impact.step_time_ratio == pytest.approx(before.verdict.impact.step_time_ratio, rel=0.1)
+    cluster.restart()
+    cluster.clock.advance(3600)
+    cluster.analyse()
+    (closed,) = list_incidents(cluster.control)
+    assert (closed.state, closed.closed_ns) == ("closed", after(3620))
 
 
 @pytest.mark.slow
@@ -435,67 +421,48 @@ def test_stale_lease_is_refused_and_nothing_is_announced(watch: Watch) -> None:
 
 
 @pytest.mark.slow
-def test_window_whose_incidents_could_not_be_saved_is_analysed_again(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_window_whose_incidents_could_not_be_saved_is_analysed_again(watch: Watch) -> None:
     cluster = watch(HEALING)
     for timestamp_s, state in ((15, "open"), (35, "closed")):
         cluster.run(timestamp_s - 5 - cluster.windows * 5)
         cluster.send()
         told = list(cluster.told)
-        with monkeypatch.context() as broken:
-            broken.setattr("analyzer.service.save_incidents", _fail)
-            with pytest.raises(ControlAway):
-                cluster.analyse()
+        _analyse_in_vain(cluster)
         assert cluster.told == told
         cluster.analyse()
         assert [incident.state for incident in list_incidents(cluster.control)] == [state]
 
 
-def test_fault_of_one_window_is_not_confirmed_by_analysing_it_twice(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fault_of_one_window_is_not_confirmed_by_analysing_it_twice(watch: Watch) -> None:
     """A second fault is seen once in a window that has to be repeated, because the first could not be saved."""
     short = [parse_fault("at 10 s fail nic:h3/eth1 to 50 % for 5 s")]
     cluster = watch(SICK.model_copy(update={"timeline": (*SICK.timeline, *short), "duration_s": 20.0}))
     cluster.run(10)
     cluster.send()
-    with monkeypatch.context() as broken:
-        broken.setattr("analyzer.service.save_incidents", _fail)
-        with pytest.raises(ControlAway):
-            cluster.analyse()
+    _analyse_in_vain(cluster)
     cluster.run(5)
     assert {incident.verdict.component for incident in list_incidents(cluster.control)} == {NIC}
 
 
-def _fail(*_: object) -> None:
-    raise ControlAway("the control database is away")
+def _analyse_in_vain(cluster: Cluster) -> None:
+    def fail(*_: object) -> None:
+        raise ControlAway("the control database is away")
+
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr("analyzer.service.save_incidents", fail)
+        with pytest.raises(ControlAway):
+            cluster.analyse()
 
 
 @pytest.mark.parametrize(("ranks", "warned"), [(EMBEDDED_RANKS, False), (EMBEDDED_RANKS + 1, True)])
-def test_job_too_large_for_the_embedded_store_is_said_to_be_so_once(
-    embedded_store: Store, control: ControlDatabase, ranks: int, warned: bool
-) -> None:
-    embedded_store.insert(TABLE_BY_NAME["comms"], rows(make(Comm, nranks=ranks)), token="comms")
-    embedded_store.insert(TABLE_BY_NAME["op_stats"], rows(make(OpStat)), token="stats")
-    service = AnalyzerService(embedded_store, control, None, ServiceOptions())
+def test_job_too_large_for_the_embedded_store_is_said_to_be_so_once(head: Head, ranks: int, warned: bool) -> None:
+    head.put("comms", make(Comm, nranks=ranks))
+    head.put("op_stats", make(OpStat))
+    service = head.service()
     with capture_logs() as lines:
         for _ in range(2):
-            service.run_once(_leased(control), T0 + NS_PER_S)
+            service.run_once(head.lease, T0 + NS_PER_S)
     assert [line["ranks"] for line in lines] == ([ranks] if warned else [])
-
-
-def _leased(control: ControlDatabase) -> Lease:
-    return hold_lease(control, "analyzer", now_ns=T0)
-
-
-def _tell_of_jobs(store: Store, *names: str) -> None:
-    """Send a rank of each job, all on one host, and that the host has told all."""
-    for name in names:
-        store.insert(TABLE_BY_NAME["comms"], rows(make(Comm, job=name)), token=f"comms {name}")
-        store.insert(TABLE_BY_NAME["op_stats"], rows(make(OpStat, job=name)), token=f"stats {name}")
-    told = make(Agent, ts_ns=after(90), watermark_ns=after(90))
-    store.insert(TABLE_BY_NAME["agents"], rows(told), token="agents")
 
 
 class Spoilt:
@@ -529,9 +496,8 @@ class Spoilt:
             patch.setattr("analyzer.service.thread_time_ns", self.thread_time_ns)
             yield
 
-    def run_for(self, seconds: int, control: ControlDatabase, service: AnalyzerService) -> str:
+    def run_for(self, seconds: int, lease: Lease, service: AnalyzerService) -> str:
         """Run a service once a second; return why the last run failed, empty where it did not."""
-        lease = _leased(control)
         trouble = ""
         with self.in_place():
             for second in range(4, seconds + 4):
@@ -543,48 +509,39 @@ class Spoilt:
         return trouble
 
 
-def test_job_that_cannot_be_evaluated_rests_longer_each_time_and_holds_up_no_other(
-    embedded_store: Store, control: ControlDatabase
-) -> None:
-    _tell_of_jobs(embedded_store, "a", "poisoned", "z")
+def test_job_that_cannot_be_evaluated_rests_longer_each_time_and_holds_up_no_other(head: Head) -> None:
+    head.tell_of("a", "poisoned", "z")
     spoilt = Spoilt("poisoned", MemoryError("32 GiB"))
-    service = AnalyzerService(embedded_store, control, None, ServiceOptions())
     with capture_logs() as lines:
-        trouble = spoilt.run_for(15, control, service)
+        trouble = spoilt.run_for(15, head.lease, head.service())
     assert trouble == "1 of 3 jobs cannot be evaluated: poisoned (MemoryError: 32 GiB)"
     assert spoilt.counts["a"] == spoilt.counts["z"] > spoilt.counts["poisoned"] == 4, "after 2, 4 and 8 s"
     assert [line["event"] for line in lines] == ["job cannot be evaluated"], "said once"
-    assert read_analysis(control) == Analysis(after(18), 0), "the others are not behind"
+    assert read_analysis(head.control) == Analysis(after(18), 0), "the others are not behind"
 
 
-def test_job_over_its_budget_shares_with_others_and_has_all_where_there_are_none(
-    embedded_store: Store, control: ControlDatabase
-) -> None:
-    _tell_of_jobs(embedded_store, "slow")
-    alone, shared = Spoilt("slow", takes_s=5), Spoilt("slow", takes_s=5)
-    alone.run_for(10, control, AnalyzerService(embedded_store, control, None, ServiceOptions()))
-    _tell_of_jobs(embedded_store, "a", "b")
-    assert shared.run_for(10, control, AnalyzerService(embedded_store, control, None, ServiceOptions())) == ""
+def test_job_over_its_budget_shares_with_others_and_has_all_where_there_are_none(head: Head) -> None:
+    head.tell_of("slow")
+    alone, shared, grown = (Spoilt("slow", takes_s=5) for _ in range(3))
+    alone.run_for(10, head.lease, head.service())
+    head.tell_of("a", "b")
+    assert shared.run_for(10, head.lease, head.service()) == ""
     assert alone.counts["slow"] == shared.counts["a"] == shared.counts["b"] > 3
     assert shared.counts["slow"] == 1, "then it rests 5 s for each of the others"
-    large = [make(Comm, job="slow", comm=7, rank=rank, nranks=21, host=f"g{rank}") for rank in range(20)]
-    embedded_store.insert(TABLE_BY_NAME["comms"], rows(*large), token="large")
-    told = [make(Agent, host=f"g{rank}", ts_ns=after(90), watermark_ns=after(90)) for rank in range(20)]
-    embedded_store.insert(TABLE_BY_NAME["agents"], rows(*told), token="told")
-    grown = Spoilt("slow", takes_s=5)
-    assert grown.run_for(10, control, AnalyzerService(embedded_store, control, None, ServiceOptions())) == ""
+    many = [(rank, f"g{rank}") for rank in range(20)]
+    head.put("comms", *(make(Comm, job="slow", comm=7, rank=rank, nranks=21, host=host) for rank, host in many))
+    head.put("agents", *(make(Agent, host=host, ts_ns=after(90), watermark_ns=after(90)) for _, host in many))
+    assert grown.run_for(10, head.lease, head.service()) == ""
     assert grown.counts["slow"] == grown.counts["a"], "on 21 hosts it rests half a second for two of one"
 
 
-def test_analyzers_that_share_the_jobs_follow_each_of_them_once(
-    embedded_store: Store, control: ControlDatabase
-) -> None:
-    jobs = {f"job{number}" for number in range(12)}
-    _tell_of_jobs(embedded_store, *jobs)
+def test_analyzers_that_share_the_jobs_follow_each_of_them_once(head: Head) -> None:
+    jobs, control = {f"job{number}" for number in range(12)}, head.control
+    head.tell_of(*jobs)
     counts = []
     for shard in Shard.all_of(3):
         whole = Spoilt("")
-        whole.run_for(6, control, AnalyzerService(embedded_store, control, None, ServiceOptions(shard=shard)))
+        whole.run_for(6, head.lease, head.service(shard=shard))
         counts.append(whole.counts)
         assert set(read_jobs(control, 12)) == {job for count in counts for job in count}, "it forgets no other's"
     assert sorted(job for count in counts for job in count) == sorted(jobs)
@@ -592,19 +549,17 @@ def test_analyzers_that_share_the_jobs_follow_each_of_them_once(
     note_analysis(control, Analysis(after(2), skipped=4), Shard(1, 3))
     assert read_analysis(control) == Analysis(after(2), 4), "all are as far as the last of them"
     with Spoilt("").in_place():
-        AnalyzerService(embedded_store, control, None, ServiceOptions()).run_once(_leased(control), after(12))
+        head.service().run_once(head.lease, after(12))
     assert read_analysis(control) == Analysis(after(12), 0), "those that there are no more hold up nobody"
 
 
-def test_job_in_which_nothing_is_wrong_has_its_newest_evaluation_where_rounds_take_long(
-    embedded_store: Store, control: ControlDatabase
-) -> None:
-    _tell_of_jobs(embedded_store, "a")
-    service = AnalyzerService(embedded_store, control, None, ServiceOptions())
+def test_job_in_which_nothing_is_wrong_has_its_newest_evaluation_where_rounds_take_long(head: Head) -> None:
+    head.tell_of("a")
+    service = head.service()
     with Spoilt("").in_place():
-        counts = [service.run_once(_leased(control), after(second)) for second in (10, 12, 14, 20, 22)]
+        counts = [service.run_once(head.lease, after(second)) for second in (10, 12, 14, 20, 22)]
     assert counts[1:] == [1, 1, 1, 1]
-    assert read_analysis(control) == Analysis(after(22), skipped=2), "of three that were due at 20 s"
+    assert read_analysis(head.control) == Analysis(after(22), skipped=2), "of three that were due at 20 s"
 
 
 def test_host_that_invents_jobs_has_its_fill_and_holds_back_no_job_that_runs_elsewhere_too() -> None:
@@ -614,10 +569,8 @@ def test_host_that_invents_jobs_has_its_fill_and_holds_back_no_job_that_runs_els
     assert followed == [*list(invented)[:64], *real]
 
 
-def test_service_that_is_stopped_in_the_midst_asks_no_more_and_its_evaluations_are_due_again(
-    embedded_store: Store, control: ControlDatabase, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _tell_of_jobs(embedded_store, "a", "b")
+def test_service_that_is_stopped_in_the_midst_asks_no_more_and_its_evaluations_are_due_again(head: Head) -> None:
+    head.tell_of("a", "b")
     begun, ended = list[str](), list[str]()
 
     def stop_and_evaluate(store: Store, span: JobSpan, *args: Any, **options: Any) -> Outcome:
@@ -627,12 +580,12 @@ def test_service_that_is_stopped_in_the_midst_asks_no_more_and_its_evaluations_a
         ended.append(span.job)
         return outcome
 
-    service = AnalyzerService(embedded_store, control, None, ServiceOptions())
-    with monkeypatch.context() as patch:
+    service = head.service()
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("analyzer.service.evaluate_window", stop_and_evaluate)
-        assert service.run_once(_leased(control), after(4)) == 0
+        assert service.run_once(head.lease, after(4)) == 0
     assert (begun, ended) == (["a", "b"], []), "each ends where it would ask the store"
-    assert AnalyzerService(embedded_store, control, None, ServiceOptions()).run_once(_leased(control), after(4)) > 0
+    assert head.service().run_once(head.lease, after(4)) > 0
 
 
 def test_service_that_is_stopped_begins_no_more_evaluations(watch: Watch) -> None:

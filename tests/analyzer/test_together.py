@@ -25,18 +25,9 @@ from simulator.telemetry import Rows, SimulatedTelemetry
 from tests.builders import SECOND, T0
 
 _MODULES = (
-    "delay_matrix.clocks",
-    "delay_matrix.inner",
-    "delay_matrix.reading",
-    "evidence.counters",
-    "evidence.probe_routes",
-    "evidence.reading",
-    "hang.reading",
-    "steps.traffic",
-    "straggler.gpu_waits",
-    "straggler.reading",
-    "windows.jobs",
-    "windows.silence",
+    "delay_matrix.clocks delay_matrix.inner delay_matrix.reading evidence.counters evidence.probe_routes "
+    "evidence.reading hang.reading steps.traffic straggler.gpu_waits straggler.reading windows.jobs "
+    "windows.silence"
 )
 _JOB = """
     summary = "8 ranks on 2 hosts"
@@ -62,7 +53,7 @@ _SLOW = _RINGS.model_copy(update={"duration_s": 26, "timeline": (parse_fault("at
 def _statements() -> dict[str, str]:
     """Return all statements of the analyzer that can be asked for several jobs."""
     found = {}
-    for name in _MODULES:
+    for name in _MODULES.split():
         for constant, text in vars(import_module(f"analyzer.{name}")).items():
             if isinstance(text, str) and ("/*" in text or text.lstrip().startswith("SELECT host")) and "FROM" in text:
                 found[f"{name}.{constant}"] = text
@@ -112,9 +103,7 @@ def jobs(embedded_store: Store) -> list[dict[str, Any]]:
     return [_parameters(embedded_store, job, *window) for job, window in windows.items()]
 
 
-def test_jobs_that_read_together_get_what_each_would_get_alone(
-    embedded_store: Store, jobs: list[dict[str, Any]]
-) -> None:
+def test_jobs_that_read_together_get_what_each_gets_alone(embedded_store: Store, jobs: list[dict[str, Any]]) -> None:
     answered = set()
     for name, sql in _statements().items():
         alone = [_sorted(embedded_store.query(sql, _ask(sql, job))) for job in jobs]
@@ -125,9 +114,7 @@ def test_jobs_that_read_together_get_what_each_would_get_alone(
     assert len(answered) >= 15, sorted(_statements().keys() - answered)
 
 
-def test_windows_that_are_read_at_once_get_what_each_would_get_alone(
-    embedded_store: Store, jobs: list[dict[str, Any]]
-) -> None:
+def test_windows_read_at_once_get_what_each_gets_alone(embedded_store: Store, jobs: list[dict[str, Any]]) -> None:
     del jobs  # two others are there as well
     windows = [(4, 10), (5, 11), (5.5, 12), (7, 13.2)]
     asked = [_parameters(embedded_store, "a", *window) for window in windows]

@@ -37,9 +37,7 @@ def judged(finding: Finding, *, ratio: float | None = 1.5, silent: tuple[str, ..
     ],
     ids=["unsure", "unproven", "no one part", "software", "everybody", "cheap", "cost unknown", "half blind"],
 )
-def test_nothing_is_isolated_without_good_reason(
-    finding: Finding, ratio: float | None, silent: tuple[str, ...]
-) -> None:
+def test_nothing_is_isolated_without_reason(finding: Finding, ratio: float | None, silent: tuple[str, ...]) -> None:
     assert judged(finding, ratio=ratio, silent=silent).grade == "alert"
 
 
@@ -65,30 +63,20 @@ def test_one_host_condemns_no_other(evidence: dict[str, object], grade: str) -> 
     assert judged(replace(found("host:h3", "crash", likelihood=0.97), evidence=(evidence,))).grade == grade
 
 
-@pytest.mark.parametrize(
-    ("hosts", "silent", "told_by", "grade"),
-    [
-        (3, ("h2",), ("h0", "h1"), "isolate"),
-        (3, ("h2",), ("h0",), "alert"),
-        (3, ("h2",), ("h0", "h2"), "alert"),
-        (3, ("h1", "h2"), ("h0", "h1"), "alert"),
-        (2, ("h1",), ("h0",), "alert"),
-        (8, ("h7",), ("h0",), "alert"),
-        (8, ("h5", "h6", "h7"), ("h0", "h1"), "alert"),
-    ],
-    ids=[
-        "all others tell",
-        "one tells, the other does not",
-        "one tells, and rows of the dead one",
-        "another is silent too",
-        "there is only one other",
-        "one of many tells",
-        "three of eight are silent",
-    ],
-)
-def test_a_dead_host_is_isolated_when_enough_of_the_others_are_there_and_two_of_them_tell_of_it(
-    hosts: int, silent: tuple[str, ...], told_by: tuple[str, ...], grade: str
-) -> None:
+DEAD: dict[str, tuple[int, tuple[str, ...], tuple[str, ...], str]] = {  # of how many, who are silent, who tells of it
+    "all others tell": (3, ("h2",), ("h0", "h1"), "isolate"),
+    "one tells, the other does not": (3, ("h2",), ("h0",), "alert"),
+    "one tells, and rows of the dead one": (3, ("h2",), ("h0", "h2"), "alert"),
+    "another is silent too": (3, ("h1", "h2"), ("h0", "h1"), "alert"),
+    "there is only one other": (2, ("h1",), ("h0",), "alert"),
+    "one of many tells": (8, ("h7",), ("h0",), "alert"),
+    "three of eight are silent": (8, ("h5", "h6", "h7"), ("h0", "h1"), "alert"),
+}
+
+
+@pytest.mark.parametrize("case", DEAD)
+def test_a_dead_host_is_isolated_when_enough_others_are_there_and_two_of_them_tell_of_it(case: str) -> None:
+    hosts, silent, told_by, grade = DEAD[case]
     dead, told = silent[-1], {"kind": "standstill", "told_by": list(told_by)}
     gone = replace(
         found(f"host:{dead}", "crash", likelihood=0.95), evidence=({"kind": "silence", "host": dead}, told)

@@ -33,35 +33,31 @@ STANDING = HostReport(watermark_ns=1, last_seen_ns=NOW, lag_ns=2 * SILENCE + 1)
 UNSURE = HostReport(watermark_ns=9, last_seen_ns=NOW - SILENCE - 1, interval_ns=1, error_ns=1)
 
 
-@pytest.mark.parametrize(
-    ("hosts", "reports", "closed", "silent"),
-    [
-        (HOSTS, {"h0": COMPLETE, "h1": COMPLETE}, True, set()),
-        (HOSTS, {"h0": COMPLETE, "h1": LAGGING}, False, set()),
-        (HOSTS, {"h0": COMPLETE, "h1": SILENT}, True, {"h1"}),
-        (HOSTS, {"h0": COMPLETE, "h1": SELDOM}, False, set()),
-        (HOSTS, {"h0": COMPLETE, "h1": UNSURE}, False, set()),
-        (HOSTS, {"h0": COMPLETE, "h1": STALLED}, True, {"h1"}),
-        (HOSTS, {"h0": COMPLETE, "h1": GPU_STALLED}, True, set()),
-        (HOSTS, {"h0": COMPLETE, "h1": ENDED}, True, {"h1"}),
-        (HOSTS, {"h0": COMPLETE, "h1": STANDING}, True, {"h1"}),
-        (HOSTS, {"h0": COMPLETE}, True, {"h1"}),
-        (HOSTS, {"h0": COMPLETE, "h1": HostReport(watermark_ns=10, last_seen_ns=0)}, True, set()),
-        (HOSTS, {"h0": SILENT, "h1": SILENT}, True, HOSTS),
-        (HOSTS, {}, False, HOSTS),
-        (HOSTS, {"h0": SILENT, "h1": LAGGING}, False, {"h0"}),
-        (HOSTS, {"h0": COMPLETE, "h1": COMPLETE, "h2": LAGGING}, True, set()),
-        (frozenset(), {"h0": COMPLETE}, False, set()),
-    ],
-    ids=["all complete", "one lags", "one silent", "one reports seldom", "one has a poor clock"]
-    + ["one without readings of ranks", "one without readings of GPUs", "one that ended in order"]
-    + ["one whose watermark stands", "one without a report", "silent after it sent everything"]
-    + ["all silent", "no reports", "one silent, one lags", "another job's host lags", "no hosts"],
-)
-def test_window_closes_when_every_host_has_sent_up_to_its_end_or_is_silent(
-    hosts: frozenset[str], reports: dict[str, HostReport], closed: bool, silent: set[str]
-) -> None:
-    assert judge_window(10, hosts, reports, NOW, SILENCE) == Closing(closed=closed, silent=frozenset(silent))
+LATE = HostReport(watermark_ns=10, last_seen_ns=0)  # silent after it sent everything
+REPORTS: dict[str, tuple[dict[str, HostReport], bool, set[str]]] = {  # and whether it closes, and who is silent
+    "all complete": ({"h0": COMPLETE, "h1": COMPLETE}, True, set()),
+    "one lags": ({"h0": COMPLETE, "h1": LAGGING}, False, set()),
+    "one silent": ({"h0": COMPLETE, "h1": SILENT}, True, {"h1"}),
+    "one reports seldom": ({"h0": COMPLETE, "h1": SELDOM}, False, set()),
+    "one has a poor clock": ({"h0": COMPLETE, "h1": UNSURE}, False, set()),
+    "one without readings of ranks": ({"h0": COMPLETE, "h1": STALLED}, True, {"h1"}),
+    "one without readings of GPUs": ({"h0": COMPLETE, "h1": GPU_STALLED}, True, set()),
+    "one that ended in order": ({"h0": COMPLETE, "h1": ENDED}, True, {"h1"}),
+    "one whose watermark stands": ({"h0": COMPLETE, "h1": STANDING}, True, {"h1"}),
+    "one without a report": ({"h0": COMPLETE}, True, {"h1"}),
+    "one silent after it sent everything": ({"h0": COMPLETE, "h1": LATE}, True, set()),
+    "all silent": ({"h0": SILENT, "h1": SILENT}, True, {"h0", "h1"}),
+    "no reports": ({}, False, {"h0", "h1"}),
+    "one silent, one lags": ({"h0": SILENT, "h1": LAGGING}, False, {"h0"}),
+    "another job's host lags": ({"h0": COMPLETE, "h1": COMPLETE, "h2": LAGGING}, True, set()),
+}
+
+
+@pytest.mark.parametrize("case", REPORTS)
+def test_window_closes_when_every_host_has_sent_up_to_its_end_or_is_silent(case: str) -> None:
+    reports, closed, silent = REPORTS[case]
+    assert judge_window(10, HOSTS, reports, NOW, SILENCE) == Closing(closed=closed, silent=frozenset(silent))
+    assert not judge_window(10, frozenset(), reports, NOW, SILENCE).closed, "a job without hosts"
 
 
 @given(
@@ -106,38 +102,27 @@ def test_rhythm_of_a_host_is_that_of_its_reports_and_its_clock_is_known_as_it_to
     }
 
 
-@pytest.mark.parametrize(
-    ("ends_s", "components"),
-    [
-        ({3: 0, 2: 0.4, 0: 0.9, 1: 0, 5: 1}, [("job:train",)]),
-        ({2: 0, 3: 1.5}, [("switch:leaf1",)]),
-        ({0: 0, 1: 0, 6: 0.2, 7: 1}, [("switch:leaf0",), ("switch:leaf3",)]),
-        ({0: 0, 1: 0, 6: 0.2}, []),
-        ({3: 0}, []),
-        ({3: 0, 4: 0.5}, []),
-        ({2: 0, 3: 4}, []),
-        ({number: 4 * number for number in range(6)}, []),
-    ],
-    ids=[
-        "most",
-        "behind one switch",
-        "behind two",
-        "behind one and elsewhere",
-        "one",
-        "behind different ones",
-        "not together",
-        "one by one",
-    ],
-)
-def test_telemetry_of_hosts_that_fall_silent_together_is_lost(
-    ends_s: dict[int, float], components: list[tuple[str, ...]]
-) -> None:
+ENDS: dict[str, tuple[dict[int, float], list[str]]] = {  # which hosts end when, and what is lost
+    "most": ({3: 0, 2: 0.4, 0: 0.9, 1: 0, 5: 1}, ["job:train"]),
+    "behind one switch": ({2: 0, 3: 1.5}, ["switch:leaf1"]),
+    "behind two": ({0: 0, 1: 0, 6: 0.2, 7: 1}, ["switch:leaf0", "switch:leaf3"]),
+    "behind one and elsewhere": ({0: 0, 1: 0, 6: 0.2}, []),
+    "one": ({3: 0}, []),
+    "behind different ones": ({3: 0, 4: 0.5}, []),
+    "not together": ({2: 0, 3: 4}, []),
+    "one by one": ({number: 4 * number for number in range(6)}, []),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_telemetry_of_hosts_that_fall_silent_together_is_lost(case: str) -> None:
+    ends_s, components = ENDS[case]
     ends = {f"h{number}": T0 + round(end_s * SECOND) for number, end_s in ends_s.items()}
     reports = {host: HostReport(ns, ns, interval_ns=SECOND) for host, ns in ends.items()}
     fabric = TopologyIndex(leaf_spine(hosts=8, nics_per_host=1, leaves=4, spines=2))
     context = replace(look(9, silent=ends), reports=reports, topology=fabric)
     outages = find_outages(context)
-    assert [(outage.component, *outage.others) for outage in outages] == components
+    assert [(outage.component, *outage.others) for outage in outages] == [(component,) for component in components]
     assert find_outages(replace(context, reports={})) == [], "hosts that never reported were never lost"
     stalled = {host: replace(report, stalled={"nccl_rings": report.watermark_ns}) for host, report in reports.items()}
     for finding in (name_outage(outage, replace(context, reports=stalled)) for outage in outages):

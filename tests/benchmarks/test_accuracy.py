@@ -16,18 +16,15 @@ from benchmarks.accuracy_table import Tally, figures_of, quantile, upper_bound
 from benchmarks.figures import Figure
 from cli.bench import command
 
-NIC = Case("nic-half-speed", 64, 1)
-HEALTHY = Case("healthy", 64, 1)
+NIC, HEALTHY = (Case(name, 64, 1) for name in ("nic-half-speed", "healthy"))
 Calls = list[Case]
 
 
 def result(case: Case, *components: str, error: str = "") -> Result:
     """What a run returns; each part is named at second 30."""
-    named = [
-        {"component": component, "fault_class": "comm_slow", "opened_s": 30.0, "last_seen_s": 50.0, "side": None}
-        | {"confidence": 0.9, "grade": "alert", "ambiguous_with": [], "reason": "", "aliases": []}
-        for component in components
-    ]
+    usual = {"fault_class": "comm_slow", "opened_s": 30.0, "last_seen_s": 50.0, "side": None, "confidence": 0.9}
+    usual |= {"grade": "alert", "ambiguous_with": [], "reason": "", "aliases": []}
+    named = [{"component": component} | usual for component in components]
     told = {"scenario": case.scenario, "ranks": case.ranks, "seed": case.seed}
     made = {"key": case.key, "case": told, "named": named, "peers": {"delay matrix": []}, "step_s": 0.5}
     return {**made, "error": error}

@@ -27,8 +27,7 @@ def test_host_sends_statistics_of_its_ranks_and_a_heartbeat() -> None:
 
 
 def test_store_is_filled_up_to_now_with_as_many_rows_as_are_wanted() -> None:
-    store = FakeStore()
-    told: list[str] = []
+    store, told = FakeStore(), list[str]()
     rows = fill(store, 220_000, NOW, told.append)
     assert 150_000 < rows <= 220_000
     assert len(store.column("comms", "rank")) == 4 * HOSTS * GPUS_PER_HOST
@@ -67,8 +66,7 @@ def answer_twice_then_end(ports: list[int], ready: threading.Event) -> None:
 
 
 def test_client_asks_again_after_each_answer_and_counts_refusals() -> None:
-    ports: list[int] = []
-    ready = threading.Event()
+    ports, ready = list[int](), threading.Event()
     server = threading.Thread(target=answer_twice_then_end, args=(ports, ready))
     server.start()
     assert ready.wait(LIMIT_S)
@@ -84,7 +82,7 @@ def test_figures_have_the_floors_and_goals_of_the_claim() -> None:
     asked = dict.fromkeys(("first", "listed", "mixed", "paced", "jobs"), quick) | {"matrix": slow}
     found = {figure.name: figure for figure in _figures(10, asked, 1.0)}
     listed, matrix = found["incident list, 99th percentile"], found["matrix of 1,024 ranks, 99th percentile"]
-    assert listed.value == pytest.approx(10.0)
     assert (listed.floor, listed.goal, listed.met) == (200, 50, True)
+    assert listed.value == pytest.approx(10.0)
     assert (matrix.floor, matrix.goal, matrix.met) == (1_000, 250, False)
     assert found["requests that were refused"].met is False

@@ -100,22 +100,14 @@ def test_what_was_acknowledged_must_be_there_once_and_a_loss_and_a_double_do_not
 
 @pytest.mark.slow
 def test_a_small_fleet_has_every_row_exactly_once_although_the_store_was_killed(tmp_path: Path) -> None:
-    options = Options(
-        ladder=(4,),
-        warm_up_s=0,
-        measured_s=4,
-        outage=Outage(before_s=2, away_s=2, after_s=2),
-        outage_agents=4,
-        limit_hosts=2,
-        limit_seconds=1,
-        settle_s=2.0,
-    )
+    times: dict[str, Any] = {"warm_up_s": 0, "measured_s": 4, "limit_seconds": 1, "settle_s": 2.0}
+    outage = Outage(before_s=2, away_s=2, after_s=2)
+    options = Options(ladder=(4,), outage=outage, outage_agents=4, limit_hosts=2, **times)
     notes: list[str] = []
 
     result = measure_fleet(options, tmp_path, notes.append)
 
-    assert result.batches == 4 * 2 + 4 * 3
-    assert (result.missing, result.surplus) == (0, 0)
+    assert (result.batches, result.missing, result.surplus) == (4 * 2 + 4 * 3, 0, 0)
     tried = result.best or result.failed
     assert tried is not None
     assert tried.agents == 4

@@ -75,8 +75,7 @@ def _take(number: int, _: int) -> str:
 
 def test_batches_go_in_order_over_one_connection_with_token_host_boot_and_number() -> None:
     gateway, sent = _play(_take)
-    assert gateway.came == [1, 2, 3]
-    assert gateway.connections == 1
+    assert (gateway.came, gateway.connections) == ([1, 2, 3], 1)
     assert {head["Authorization"] for head in gateway.heads} == {"Bearer lks_token"}
     assert {(head["Lockstep-Agent"], head["Lockstep-Boot"]) for head in gateway.heads} == {("h00005", "boot-1")}
     assert [(one.number, one.tries, one.rows, one.bytes) for one in sent] == [(n, 1, 7, 100) for n in (1, 2, 3)]
@@ -88,8 +87,7 @@ def test_a_batch_that_was_refused_lost_or_not_receipted_comes_again_before_the_n
     assert gateway.came == [1, 2, 2, 2, 3]
     assert [one.tries for one in sent] == [1, 3, 1]
     gateway, sent = _play(lambda number, time: None if number == 1 and time == 1 else _take(number, time))
-    assert gateway.came == [1, 1, 2, 3]
-    assert gateway.connections == 2
+    assert (gateway.came, gateway.connections) == ([1, 1, 2, 3], 2)
     assert sent[0].tries == 2
     gateway, _ = _play(lambda number, time: '200 OK|{"watermark": 0}' if time == 1 else _take(number, time), bodies=1)
     assert gateway.came == [1, 1]

@@ -41,23 +41,11 @@ def test_figures_are_medians_with_floor_and_goal_as_multiples_of_the_limit(monke
 
     figures = ingest.measure_plugin(quick=True, note=notes.append)
 
-    assert [figure.name for figure in figures] == [
-        "an operation is enqueued, one thread",
-        "a transfer, one thread",
-        "an operation is enqueued, 4 threads",
-        "a transfer, 4 threads",
-        "dearest kind, one thread",
-        "dearest kind, 4 threads",
-    ]
-    assert figures[0] == Figure(
-        "an operation is enqueued, one thread",
-        30.0,
-        "ns per callback",
-        40.0,
-        20.0,
-        False,
-        "limit 10.0 ns, 3.00 times",
-    )
+    kinds = "an operation is enqueued", "a transfer"
+    names = [f"{kind}, {threads}" for threads in ("one thread", "4 threads") for kind in kinds]
+    assert [figure.name for figure in figures] == [*names, "dearest kind, one thread", "dearest kind, 4 threads"]
+    expected = Figure(names[0], 30.0, "ns per callback", 40.0, 20.0, False, "limit 10.0 ns, 3.00 times")
+    assert figures[0] == expected
     assert [figure.met for figure in figures] == [True, False, True, False, False, False]
     assert (figures[-1].value, figures[-1].floor, figures[-1].goal) == (5.0, 4.0, 2.0)
     assert len(notes) == 2

@@ -38,11 +38,9 @@ def case(fabric: str = "leaves 16 x 8", damage: str = "intact", traffic: str = "
 
 @pytest.mark.parametrize(("damage", "traffic"), list(zip(cycle(DAMAGES), TRAFFIC, strict=False)))
 def test_each_case_is_the_same_each_time_and_has_its_flows(damage: str, traffic: str) -> None:
-    network, flows = build_case(case("k=6", damage, traffic))
-    again = build_case(case("k=6", damage, traffic))
-    assert flows == again[1]
+    (network, flows), again = (build_case(case("k=6", damage, traffic)) for _ in range(2))
+    assert (len(flows), flows) == (128, again[1])
     assert (network.gbps == again[0].gbps).all()
-    assert len(flows) == 128
     assert all(flow.src != flow.dst for flow in flows)
 
 
@@ -81,10 +79,10 @@ def test_traffic_is_what_its_name_says_and_jobs_keep_to_their_rings() -> None:
     assert all("/" not in flow.src for flow in planes), "the choice of a port is the planner's"
     _, rings = build_case(case(traffic="jobs", flows=64))
     after = {flow.src: flow.dst for flow in rings}
-    start, at, length = rings[0].src, after[rings[0].src], 1
-    while at != start:
-        at, length = after[at], length + 1
-    assert length == 8
+    around = [rings[0].src]
+    while (following := after[around[-1]]) != around[0]:
+        around.append(following)
+    assert len(around) == 8
 
 
 def test_leaves_of_one_number_become_one_switch_with_the_links_of_all() -> None:
@@ -104,8 +102,7 @@ def test_leaves_of_one_number_become_one_switch_with_the_links_of_all() -> None:
         ),
     )
     network = build_network(merge_namesakes(tree))
-    assert network.leaves == ("S1", "S2")
-    assert network.up_paths[0].exists.tolist() == [[True, True], [False, True]]
+    assert (network.leaves, network.up_paths[0].exists.tolist()) == (("S1", "S2"), [[True, True], [False, True]])
 
 
 def test_lingjun_has_one_way_between_hosts_as_it_reads_and_up_to_three_if_names_are_switches() -> None:

@@ -53,9 +53,7 @@ def test_model_is_close_to_what_was_measured_at_the_full_rate_of_the_slower_peer
     assert all(fit_grids(model)[0].error < 0.03 for model in MODELS)
 
 
-def test_losses_cost_less_when_rarer_nothing_beats_no_losses_and_dropping_never_rerouting(
-    case: tuple[Measured, Fit],
-) -> None:
+def test_rarer_losses_cost_less_nothing_beats_none_and_dropping_never_rerouting(case: tuple[Measured, Fit]) -> None:
     model, fit = case
     rerouted, dropped = list_rerouted(model, fit), list_dropped(model, fit)
     planned = list_planned(model, fit, 3_600.0)

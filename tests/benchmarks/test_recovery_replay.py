@@ -50,8 +50,6 @@ def run(make: MakePolicy, told: History, nodes: Sequence[str], ways: Recovery = 
 
 
 ONE_FAULT = history((10.0, "b", False), (30.0, "b", True))
-
-
 SLOW = 4 * 5 / 8  # one of two workers of a stage is gone: 8 micro-batches on the other, 8 slots instead of 5
 HALF = 4 * 5 / 9  # one pipeline with 8 micro-batches is left, 9 slots instead of 5
 THREE_GONE = history((10.0, "a", False), (10.0, "b", False), (10.0, "c", False), (60.0, "a", True))
@@ -106,9 +104,7 @@ def histories(draw: some.DrawFn) -> History:
 
 
 @given(histories(), some.sampled_from(ALL), some.sampled_from(["abcd", "abcde", "abcdef"]))
-def test_nobody_does_more_than_without_faults_nor_less_than_nothing(
-    told: History, make: MakePolicy, nodes: str
-) -> None:
+def test_nobody_does_more_than_without_faults_nor_below_nothing(told: History, make: MakePolicy, nodes: str) -> None:
     ledger = run(make, told, nodes)
     assert 0 <= ledger.useful <= ledger.asked + 1e-9
     assert ledger.useful <= ledger.running + 1e-9
@@ -129,9 +125,7 @@ def test_bubbles_hide_a_failure_that_fits_into_them() -> None:
     tight = PipelineJob("j", 8, 4, 64)
     assert tight.work_on_all_but(1) / tight.nodes == pytest.approx(71 / 86)
     job = PipelineJob("j", 4, 8, 32)
-    assert job.work(8) == 32
-    assert job.work(7) == pytest.approx(32 * 35 / 40)
-    assert job.work(0) == 0.0
+    assert [job.work(nodes) for nodes in (8, 7, 0)] == pytest.approx([32, 32 * 35 / 40, 0.0])
 
 
 def test_node_with_several_faults_is_up_after_the_last_and_each_must_have_begun() -> None:
@@ -161,13 +155,12 @@ def test_without_data_nothing_is_measured_and_that_is_said(monkeypatch: pytest.M
     assert said == ["real fault histories are left out: set LOCKSTEP_PUBLIC_DATA to the folder of third-party data"]
 
 
-@pytest.fixture
-def public_data() -> None:
-    if "LOCKSTEP_PUBLIC_DATA" not in os.environ:
-        pytest.skip("needs LOCKSTEP_PUBLIC_DATA, the folder of third-party data")
+has_data = pytest.mark.skipif(
+    "LOCKSTEP_PUBLIC_DATA" not in os.environ, reason="needs LOCKSTEP_PUBLIC_DATA, the folder of third-party data"
+)
 
 
-@pytest.mark.usefixtures("public_data")
+@has_data
 def test_histories_of_servers_and_spot_instances_are_read_whole() -> None:
     told = read_servers()
     assert len(told.up) == 400
@@ -185,7 +178,7 @@ def test_histories_of_servers_and_spot_instances_are_read_whole() -> None:
     assert most == SPOT_JOB.nodes
 
 
-@pytest.mark.usefixtures("public_data")
+@has_data
 def test_spares_beat_waiting_and_rerouting_beats_both_on_a_real_month() -> None:
     told = shorten(read_servers(), 1 / 6)
     tried = ((Spares, 0), (Spares, 4), (Rerouting, 4))

@@ -150,9 +150,7 @@ def parts(found: Sequence[Verdict]) -> set[str]:
 
 @few
 @given(fault=faults, seed=seeds)
-def test_other_names_of_hosts_and_communicators_give_the_same_verdict(
-    shared_engine: SharedEngine, fault: str, seed: int
-) -> None:
+def test_other_names_of_hosts_give_the_same_verdict(shared_engine: SharedEngine, fault: str, seed: int) -> None:
     told = scenario(FAULTS[fault])
     rename = renamer(seed, hosts=8)
     rows = renamed(rows_of(told, SEED), rename, seed)
@@ -180,9 +178,7 @@ def test_more_healthy_hosts_add_no_verdict(shared_engine: SharedEngine, fault: s
 @pytest.mark.long
 @few
 @given(fault=faults, times=st.sampled_from([2, 3, 5]))
-def test_job_that_does_everything_so_many_times_slower_has_the_same_fault(
-    shared_engine: SharedEngine, fault: str, times: int
-) -> None:
+def test_job_that_does_all_slower_has_the_same_fault(shared_engine: SharedEngine, fault: str, times: int) -> None:
     told = scenario(FAULTS[fault])
     found = said(shared_engine, told, stretched(rows_of(told, SEED), times, RAW))
     assert {(verdict.fault_class, verdict.component) for verdict in found} == {
@@ -192,9 +188,7 @@ def test_job_that_does_everything_so_many_times_slower_has_the_same_fault(
 
 @few
 @given(fault=faults, share=st.floats(0.02, 0.3), seed=seeds)
-def test_lost_rows_never_make_another_part_guilty(
-    shared_engine: SharedEngine, fault: str, share: float, seed: int
-) -> None:
+def test_lost_rows_make_no_other_guilty(shared_engine: SharedEngine, fault: str, share: float, seed: int) -> None:
     told = scenario(FAULTS[fault])
     found = said(shared_engine, told, thinned(rows_of(told, SEED), share, seed, LOST))
     assert parts(found) <= {fault}

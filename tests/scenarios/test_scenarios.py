@@ -80,14 +80,8 @@ CLAIMED = (
     *("data-loader-strong-ib", "deadlock-ib", "from-the-start-strong-ib", "garbage-collection-strong-ib"),
     *("gpu-stuck-socket", "hang-absent-socket", "hang-killed-ib", "hidden-straggler-strong-ib", "host-cpu-strong-ib"),
     *("host-gone-ib", "host-link-strong-socket", "leaf-switch-strong-ib", "link-down-ib", "lossy-path-strong-ib"),
-    *("hang-stopped-socket", "nic-dead-ib"),
-    *(
-        "mismatched-socket",
-        "moe-strong-ib",
-        "nic-rx-strong-socket",
-        "nic-unknown-strong-ib",
-        "noisy-neighbour-strong-ib",
-    ),
+    *("hang-stopped-socket", "nic-dead-ib", "mismatched-socket", "moe-strong-ib", "nic-rx-strong-socket"),
+    *("nic-unknown-strong-ib", "noisy-neighbour-strong-ib"),
     *("nvlink-strong-ib", "pauses-strong-ib", "pcie-strong-ib", "port-failover-strong-ib", "rank-late-strong-ib"),
     *("restart-strong-ib", "spine-link-strong-ib", "spine-link-healthy-socket", "switch-strong-ib"),
     *("three-faults-strong-ib", "uneven-stages-strong-ib"),
@@ -102,9 +96,7 @@ TYPICAL = (
 @pytest.mark.long  # tests/cli/test_diagnose.py judges one seed of both
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", ["healthy", "nic-half-speed"])
-def test_scenario_of_the_demo_gets_the_verdicts_it_expects_and_no_other(
-    embedded_store: Store, name: str, seed: int
-) -> None:
+def test_scenario_of_the_demo_gets_the_verdicts_it_expects(embedded_store: Store, name: str, seed: int) -> None:
     check(told(embedded_store, find_scenario(name), seed), find_scenario(name))
 
 
@@ -137,10 +129,10 @@ def test_slow_gpu_is_not_blamed_on_a_wire(embedded_store: Store) -> None:
 def test_nic_that_only_sends_slowly_is_in_doubt_with_its_wire_and_the_other_end(embedded_store: Store) -> None:
     """A NIC of a ring sends to one other, so what it sends slowly might be received slowly as well."""
     (incident,) = diagnosed(embedded_store, SMALL, fail(10, "nic:h3/eth1 tx", 50))
-    assert incident.verdict.fault_class == "comm_slow"
-    assert (incident.verdict.component, incident.verdict.side) == ("link:h3/eth1--h4/eth1", "tx")
-    assert {"nic:h3/eth1", "nic:h4/eth1"} <= set(incident.verdict.ambiguous_with)
-    assert incident.verdict.grade != "isolate"
+    said = incident.verdict
+    assert (said.fault_class, said.component, said.side) == ("comm_slow", "link:h3/eth1--h4/eth1", "tx")
+    assert {"nic:h3/eth1", "nic:h4/eth1"} <= set(said.ambiguous_with)
+    assert said.grade != "isolate"
     assert incident.opened_ns <= after(18)
 
 
@@ -154,8 +146,7 @@ def test_two_slow_nics_are_both_named(embedded_store: Store) -> None:
     incidents = diagnosed(embedded_store, SMALL, fail(5, "nic:h1/eth0", 50), fail(15, "nic:h4/eth1", 60))
     assert [incident.verdict.component for incident in incidents] == ["nic:h1/eth0", "nic:h4/eth1"]
     first, second = (incident.verdict.since_ns for incident in incidents)
-    assert after(5) <= first <= after(11)
-    assert after(15) <= second <= after(21)
+    assert after(5) <= first <= after(11) < after(15) <= second <= after(21)
 
 
 @pytest.mark.slow

@@ -100,7 +100,6 @@ def moved_bytes(operations: list[Operation], until_s: float) -> int:
     return int(sum(np.sum(each.bytes[each.send_last < until_s * NS_PER_S]) for each in moved if each is not None))
 
 
-CHUNK_NS = 100.0
 LINE = cluster(hosts=8, gpus_per_host=1, nics_per_host=1, hosts_per_leaf=4)  # a ring of eight hosts
 TENSOR_THEN_DATA = JobShape(
     layout=Layout(tp=4),
@@ -112,13 +111,12 @@ TENSOR_THEN_DATA = JobShape(
 )
 
 
-def uniform(indices: int, has_credits: bool = True, socket_steps: int = 0, **slow: float) -> Edges:
-    """Return a ring in which every wire takes 100 ns a step, or longer by index: `at_3=400`."""
-    step = np.full((1, indices), CHUNK_NS)
-    for name, value in slow.items():
-        step[0, int(name.removeprefix("at_"))] = value
-    zero = np.zeros_like(step)
-    return Edges(step, zero + 1.0, zero, zero, has_credits, socket_steps)
+def uniform(
+    indices: int, has_credits: bool = True, socket_steps: int = 0, step_ns: float = 100.0, latency_ns: float = 1.0
+) -> Edges:
+    """Return a ring in which every wire takes as long."""
+    zero = np.zeros((1, indices))
+    return Edges(zero + step_ns, zero + latency_ns, zero, zero, has_credits, socket_steps)
 
 
 def started(edges: Edges) -> Kernels:

@@ -75,15 +75,9 @@ def test_loss_costs_rdma_more_than_tcp() -> None:
 
 
 def test_gpus_and_hosts_are_felt_by_their_ranks() -> None:
-    there = at(
-        1,
-        "at 0 s fail gpu:h3/2 to 50 %",
-        "at 0 s fail pcie:h0/1 to 30 %",
-        "at 0 s fail nvlink:h0/3 to 40 %",
-        "at 0 s fail host:h1 starved to 20 %",
-        "at 0 s fail rank:15 late 300 ms",
-        "at 0 s fail host:h2 late 100 ms",
-    )
+    slow = "gpu:h3/2 to 50 %", "pcie:h0/1 to 30 %", "nvlink:h0/3 to 40 %"
+    late = "host:h1 starved to 20 %", "rank:15 late 300 ms", "host:h2 late 100 ms"
+    there = at(1, *(f"at 0 s fail {what}" for what in (*slow, *late)))
     assert np.flatnonzero(there.compute != 1).tolist() == [14]
     assert np.flatnonzero(there.pcie != 1).tolist() == [1]
     assert np.flatnonzero(there.nvlink != 1).tolist() == [3]
@@ -129,9 +123,7 @@ FOREVER = NEVER / NS_PER_S
         ("host:h1 gone", [4, 5, 6, 7], [4, 5, 6, 7]),
     ],
 )
-def test_ranks_stand_still_with_their_gpu_their_process_or_both(
-    what: str, gpus: list[int], proxies: list[int]
-) -> None:
+def test_ranks_stand_still_with_their_gpu_or_process_or_both(what: str, gpus: list[int], proxies: list[int]) -> None:
     found = stalled_until(0, f"at 3 s fail {what}")
     assert found == {
         "links": {},

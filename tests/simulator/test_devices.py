@@ -51,13 +51,9 @@ def link_faults(told: Scenario, second: int = 10) -> dict[str, dict[str, int]]:
 
 @pytest.mark.parametrize("transport", long_except(["socket"], ["ib", "socket"]))
 def test_all_rows_are_sound_and_none_comes_twice_and_each_seed_has_its_own(transport: str) -> None:
-    lines = (
-        "at 1 s fail nic:h1/eth0 tx to 50 %",
-        "at 2 s fail link:leaf0--spine1 losing 1 %",
-        "at 3 s fail nic:h3/eth1 down for 1 s every 3 s",
-        "at 4 s fail gpu:h2/1 to 60 % over 10 s",
-        "at 8 s fail rank:5 killed",
-    )
+    lines = ["at 1 s fail nic:h1/eth0 tx to 50 %", "at 2 s fail link:leaf0--spine1 losing 1 %"]
+    lines += ["at 3 s fail nic:h3/eth1 down for 1 s every 3 s", "at 4 s fail gpu:h2/1 to 60 % over 10 s"]
+    lines += ["at 8 s fail rank:5 killed"]
     told = scenario(*lines, cluster=cluster(transport=transport, spares=2), noise=Noise(), job=RING)
     tables, other = follow(told, 12), follow(told, 12, seed=2)
     same, _ = follow_all.__wrapped__(told, 12)
@@ -118,68 +114,37 @@ def test_healthy_cluster_counts_bytes_and_nothing_else(transport: str) -> None:
 CROSSING = "h1/eth0 h1/eth1 h3/eth0 h3/eth1"  # the NICs that send to the other leaf
 UNDER_LEAF0 = "h0/eth0 h0/eth1 h1/eth0 h1/eth1"
 SPINE = "spine0:leaf0 spine0:leaf1"
-SHOWN = [
-    ("nic:h1/eth0 tx to 50 %", "socket", 2, {"qdisc_drops": "h1/eth0", "retrans": "h1/eth0"}),
-    ("nic:h1/eth0 tx to 50 %", "ib", 2, {}),
-    ("nic:h1/eth0 rx to 50 %", "socket", 2, {"drops": "leaf0:h1/eth0", "retrans": "h0/eth0"}),
-    (  # the leaf is told to pause on the port to the NIC, and tells those behind it on their ports
-        "nic:h1/eth0 rx to 50 %",
-        "ib",
-        2,
-        {"pause_rx": "leaf0:h1/eth0", "pause_tx": "leaf0:h0/eth0", "port_xmit_wait": "h0/eth0"},
-    ),
-    ("link:leaf0--spine0 tx to 10 %", "socket", 1, {"drops": "leaf0:spine0", "retrans": "h1/eth0 h1/eth1"}),
+_UNDER_LEAF0 = " ".join(f"leaf0:{nic}" for nic in UNDER_LEAF0.split())
+_PAUSING = "leaf1:spine0 leaf1:spine1 spine0:leaf0 spine1:leaf0"
+_PAUSED = f"{_UNDER_LEAF0} leaf0:spine0 leaf0:spine1 leaf1:h3/eth0 leaf1:h3/eth1 spine0:leaf1 spine1:leaf1"
+SHOWN = [  # what fails, over which transport and how many spines, and which counters grow where
+    ("nic:h1/eth0 tx to 50 %", "socket", 2, "qdisc_drops h1/eth0, retrans h1/eth0"),
+    ("nic:h1/eth0 tx to 50 %", "ib", 2, ""),
+    ("nic:h1/eth0 rx to 50 %", "socket", 2, "drops leaf0:h1/eth0, retrans h0/eth0"),
+    # The leaf is told to pause on the port to the NIC, and tells those behind it on their ports.
+    ("nic:h1/eth0 rx to 50 %", "ib", 2, "pause_rx leaf0:h1/eth0, pause_tx leaf0:h0/eth0, port_xmit_wait h0/eth0"),
+    ("link:leaf0--spine0 tx to 10 %", "socket", 1, "drops leaf0:spine0, retrans h1/eth0 h1/eth1"),
     (  # the spine cannot pass it on
-        "link:leaf0--spine0 rx to 10 %",
-        "ib",
-        1,
-        {
-            "pause_rx": "leaf1:spine0",
-            "pause_tx": "leaf1:h3/eth0 leaf1:h3/eth1 spine0:leaf1",
-            "port_xmit_wait": "h3/eth0 h3/eth1",
-        },
+        *("link:leaf0--spine0 rx to 10 %", "ib", 1),
+        "pause_rx leaf1:spine0, pause_tx leaf1:h3/eth0 leaf1:h3/eth1 spine0:leaf1, port_xmit_wait h3/eth0 h3/eth1",
     ),
-    ("link:leaf0--spine0 to 60 %", "socket", 1, {}),  # two NICs of 100 Gb/s send through a link of 400
-    ("link:leaf0--spine0 to 40 %", "socket", 1, {"drops": "leaf0:spine0 spine0:leaf0", "retrans": CROSSING}),
+    ("link:leaf0--spine0 to 60 %", "socket", 1, ""),  # two NICs of 100 Gb/s send through a link of 400
+    ("link:leaf0--spine0 to 40 %", "socket", 1, f"drops leaf0:spine0 spine0:leaf0, retrans {CROSSING}"),
+    ("switch:leaf0 to 30 %", "socket", 2, f"drops {_UNDER_LEAF0}, retrans {UNDER_LEAF0} h3/eth0 h3/eth1"),
     (
-        "switch:leaf0 to 30 %",
-        "socket",
-        2,
-        {
-            "drops": " ".join(f"leaf0:{nic}" for nic in UNDER_LEAF0.split()),
-            "retrans": f"{UNDER_LEAF0} h3/eth0 h3/eth1",
-        },
+        *("switch:leaf0 to 30 %", "ib", 2),
+        f"pause_rx {_PAUSING}, pause_tx {_PAUSED}, port_xmit_wait {UNDER_LEAF0} h3/eth0 h3/eth1",
     ),
+    ("fabric to 20 %", "socket", 1, f"drops leaf0:spine0 leaf1:spine0, retrans {CROSSING}"),
     (
-        "switch:leaf0 to 30 %",
-        "ib",
-        2,
-        {
-            "pause_rx": "leaf1:spine0 leaf1:spine1 spine0:leaf0 spine1:leaf0",
-            "pause_tx": " ".join(f"leaf0:{nic}" for nic in UNDER_LEAF0.split())
-            + " leaf0:spine0 leaf0:spine1 leaf1:h3/eth0 leaf1:h3/eth1 spine0:leaf1 spine1:leaf1",
-            "port_xmit_wait": f"{UNDER_LEAF0} h3/eth0 h3/eth1",
-        },
+        *("link:h1/eth0--leaf0 losing 5 %", "socket", 2),
+        "errors leaf0:h1/eth0, fec_uncorrected leaf0:h1/eth0, retrans h0/eth0 h1/eth0, rx_errors h1/eth0",
     ),
-    ("fabric to 20 %", "socket", 1, {"drops": "leaf0:spine0 leaf1:spine0", "retrans": CROSSING}),
+    ("nic:h1/eth0 tx losing 5 %", "ib", 2, "retrans h1/eth0, tx_errors h1/eth0"),
+    ("nic:h1/eth0 tx losing 5 %", "socket", 2, "retrans h1/eth0, tx_errors h1/eth0"),
     (
-        "link:h1/eth0--leaf0 losing 5 %",
-        "socket",
-        2,
-        {
-            "errors": "leaf0:h1/eth0",
-            "fec_uncorrected": "leaf0:h1/eth0",
-            "retrans": "h0/eth0 h1/eth0",
-            "rx_errors": "h1/eth0",
-        },
-    ),
-    ("nic:h1/eth0 tx losing 5 %", "ib", 2, {"retrans": "h1/eth0", "tx_errors": "h1/eth0"}),
-    ("nic:h1/eth0 tx losing 5 %", "socket", 2, {"retrans": "h1/eth0", "tx_errors": "h1/eth0"}),
-    (
-        "switch:spine0 losing 1 %",
-        "socket",
-        1,
-        {"drops": SPINE, "errors": SPINE, "fec_uncorrected": SPINE, "retrans": CROSSING},
+        *("switch:spine0 losing 1 %", "socket", 1),
+        f"drops {SPINE}, errors {SPINE}, fec_uncorrected {SPINE}, retrans {CROSSING}",
     ),
 ]
 
@@ -187,11 +152,9 @@ SHOWN = [
 @pytest.mark.parametrize(
     ("what", "transport", "spines", "shown"), SHOWN, ids=[f"{what} {transport}" for what, transport, *_ in SHOWN]
 )
-def test_fault_shows_where_a_real_one_would_and_nowhere_else(
-    what: str, transport: str, spines: int, shown: dict[str, str]
-) -> None:
+def test_fault_shows_where_a_real_one_would_alone(what: str, transport: str, spines: int, shown: str) -> None:
     found = link_faults(broken(f"at 2 s fail {what}", transport=transport, spines=spines))
-    assert {column: " ".join(sorted(counts)) for column, counts in found.items()} == shown
+    assert ", ".join(" ".join([column, *sorted(found[column])]) for column in sorted(found)) == shown
     if what.startswith("nic:h1/eth0 tx") and found:  # what it did not send is what it sends again
         assert found["retrans"] == (found.get("qdisc_drops") or found["tx_errors"])
 
@@ -240,8 +203,7 @@ def test_what_hangs_on_a_switch_or_a_host_that_is_gone_is_down() -> None:
     ports = rows_at(tables, "fabric_counters", 10)
     assert {row["switch"] for row in ports} == {"leaf1", "spine0", "spine1"}  # it tells nothing itself
     assert {(row["switch"], row["port"]) for row in ports if not row["up"]} == {
-        ("spine0", "leaf0"),
-        ("spine1", "leaf0"),
+        (f"spine{number}", "leaf0") for number in (0, 1)
     }
     assert {row["host"] for row in rows_at(tables, "nic_counters", 10) if not row["up"]} == {"h0", "h1"}
     ports = rows_at(follow(broken("at 5 s fail host:h3 gone"), 10), "fabric_counters", 10)

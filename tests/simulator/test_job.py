@@ -50,7 +50,7 @@ def world_channels(shape: ClusterShape) -> ChannelTable:
 
 
 @every_shape
-def test_every_rank_stands_once_in_every_channel_which_leaves_every_host_once_by_the_nics_of_its_gpus(
+def test_every_rank_is_once_in_each_channel_which_leaves_each_host_by_the_nics_of_its_gpus(
     shape: ClusterShape,
 ) -> None:
     table, host_of = world_channels(shape), placed(shape).host_of
@@ -99,12 +99,9 @@ def test_groups_have_every_rank_once_count_tp_first_and_pp_last_as_megatron_does
         groups = place_ranks(scenario(job=JobShape(layout=layout))).groups(kind)
         assert sorted(groups.ravel().tolist()) == list(range(16))
     placement = place_ranks(scenario(job=JobShape(layout=Layout(tp=2, cp=2, pp=2))))
-    assert placement.layout == (2, 2, 2, 2, 1)
-    assert placement.groups("tp")[0].tolist() == [0, 1]
-    assert placement.groups("cp")[0].tolist() == [0, 2]
-    assert placement.groups("dp")[0].tolist() == [0, 4]
-    assert placement.groups("pp")[0].tolist() == [0, 8]
-    assert placement.stage_of().tolist() == [0] * 8 + [1] * 8
+    assert (placement.layout, placement.groups("tp")[0].tolist()) == ((2, 2, 2, 2, 1), [0, 1])
+    assert (placement.groups("cp")[0].tolist(), placement.groups("dp")[0].tolist()) == ([0, 2], [0, 4])
+    assert (placement.groups("pp")[0].tolist(), placement.stage_of().tolist()) == ([0, 8], [0] * 8 + [1] * 8)
     assert placement.replica_of().tolist() == ([0] * 4 + [1] * 4) * 2
     placement = place_ranks(scenario(job=JobShape(layout=Layout(tp=4))))
     for tensor in placement.groups("tp"):

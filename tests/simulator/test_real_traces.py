@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from lockstep.clock import NS_PER_S
-from simulator.collectives import Kernels, run_ring
 from simulator.operations import Operation, Transfers
-from simulator.pairs import NEVER, STATES, Edges
+from simulator.pairs import NEVER, STATES
 from simulator.scenario import ClusterShape, Doing, JobShape, Layout, Scenario
 from simulator.simulation import Simulation
 from tests.simulator.build import cluster, moved_by, scenario
@@ -65,9 +64,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("name", "culprit"), [("f_hostsleep_r2", 2), ("f_gpuspin_r1", 1)])
-def test_late_rank_makes_the_same_waits_long_on_the_same_ranks_and_has_the_shortest_kernel(
-    name: str, culprit: int
-) -> None:
+def test_late_rank_makes_the_same_waits_long_and_has_the_shortest_kernel(name: str, culprit: int) -> None:
     numbers, operation = struck(name, above_ms=20), four_ranks(CASES[name])
     assert len(numbers) >= 2
     assert large(real_waits_of(name, numbers), 20e6) == large(waits_of(operation), 20e6)
@@ -78,22 +75,6 @@ def test_late_rank_makes_the_same_waits_long_on_the_same_ranks_and_has_the_short
         real = {rank: lasting(name, rank, one) for rank, one in recorded(name).operations if one.seq == number}
         assert min(real, key=lambda rank: real[rank]) == culprit
         assert sorted(real.values())[1] > 5 * real[culprit]
-
-
-def test_gpu_that_spins_waits_for_itself_on_both_sides_and_a_late_host_for_nobody() -> None:
-    for waits in (
-        real_waits_of("f_gpuspin_r1", struck("f_gpuspin_r1", 20)),
-        waits_of(four_ranks(CASES["f_gpuspin_r1"])),
-    ):
-        long = large(waits, 20e6)
-        assert [rank for rank in range(4) if {(rank, "gpu_wait"), (rank, "recv_gpu_wait")} <= long] == [1]
-    for waits in (
-        real_waits_of("f_hostsleep_r2", struck("f_hostsleep_r2", 20)),
-        waits_of(four_ranks(CASES["f_hostsleep_r2"])),
-    ):
-        assert {
-            rank for rank in range(4) if not any((rank, name) in large(waits, 20e6) for name in SIDES[False])
-        } == {2}
 
 
 def test_healthy_ring_has_no_rank_that_stands_out() -> None:
@@ -117,44 +98,6 @@ def test_slow_egress_hides_in_the_kernel_and_everybody_waits_for_data() -> None:
         assert all(waits[rank, "wire"] < 0.2 * longest for rank in range(4))
         assert all(waits[rank, "recv_gpu_wait"] < 0.1 * longest for rank in range(4))
         assert all(waits[rank, "peer_wait"] < 0.01 * longest for rank in range(4))
-
-
-def test_matched_transit_times_name_the_slow_egress_in_both() -> None:
-    """From when both sides were ready for a step to when the receiver had it: what the kernel cannot hide."""
-    numbers = set(struck("f_netns_egress_r2", above_ms=20))
-    real: dict[int, list[float]] = defaultdict(list)
-    sides: dict[tuple[int, int, int, int], dict[bool, tuple[int, int]]] = defaultdict(dict)
-    for rank, operation, transfer in recorded("f_netns_egress_r2").transfers():
-        if operation.seq in numbers:
-            is_send, peer = bool(transfer.start["send"]), transfer.start["peer"]
-            sender = rank if is_send else peer
-            for step in transfer.steps.values():
-                key = (sender, operation.seq, transfer.start["ch"], step.start["step"])
-                sides[key][is_send] = (
-                    step.first({"SendWait" if is_send else "RecvWait"})["ts"],
-                    0 if is_send else step.first({"RecvFlushWait"})["ts"],
-                )
-    for (sender, *_), both in sides.items():
-        if len(both) == 2:
-            real[sender].append(both[False][1] - max(both[True][0], both[False][0]))
-    ours = told_transits(slow_at=2)
-    for transits in ({sender: float(np.median(values)) for sender, values in real.items()}, ours):
-        assert max(transits, key=lambda sender: transits[sender]) == 2
-        assert transits[2] > 3 * sorted(transits.values())[-2]
-
-
-def told_transits(slow_at: int) -> dict[int, float]:
-    chunk, rate = (4 << 20) / 2 / 4, 16.0 / 8
-    step = np.full((1, 4), chunk / rate)
-    step[0, slow_at] /= 0.05
-    zero = np.zeros((1, 4))
-    edges = Edges(step, zero + 5e3, zero, zero, has_credits=False, socket_steps=8)
-    pairs, _ = run_ring(edges, Kernels(zero), 6, trace=True)
-    assert pairs.steps is not None
-    posted = [zero, zero, *pairs.steps.taken]  # two receives are posted ahead
-    steps = zip(pairs.steps.arrived, pairs.steps.handed, posted, strict=False)
-    transits = np.array([arrived - np.maximum(handed, ready) for arrived, handed, ready in steps])
-    return {index: float(np.median(transits[:, 0, index])) for index in range(4)}
 
 
 # Several communicators: eight ranks on a host each, tensor parallel in pairs, data parallel in fours.
@@ -242,12 +185,7 @@ def test_rank_that_does_not_come_leaves_the_same_ranks_waiting_in_the_same_state
 
 def test_stopped_rank_is_where_the_others_waits_lead() -> None:
     real = live_states("h4_sigstop_r1_live")
-    assert {rank: "recv_wait" in states for (rank, _), states in real.items()} == {
-        0: True,
-        1: False,
-        2: True,
-        3: True,
-    }
+    assert {rank for (rank, _), states in real.items() if "recv_wait" in states} == {0, 2, 3}
     operation = four_ranks("at 0.002 s fail rank:1 stopped")
     assert operation.heads is not None
     assert (operation.start < 0.002e9).sum() == 4  # in the middle of the operation, as in the recording

@@ -38,42 +38,10 @@ def test_all_to_all_sends_to_everybody_else() -> None:
     )
 
 
-@pytest.mark.parametrize("transport", ["ib", "socket"])
-def test_waits_of_every_transfer_add_up(transport: str) -> None:
-    job = JobShape(
-        layout=Layout(tp=2, pp=2),
-        micro_batches=3,
-        step=(
-            Doing(do="pipeline", ms=5.0, backward_ms=10.0, mb=8, tp_mb=2),
-            Doing(do="AllReduce", mb=64),
-            Doing(do="AllReduce", mb=8, algo="TREE"),
-        ),
-    )
-    told = scenario(slow("nic:h1/eth0", 0.2), job=job, cluster=cluster(transport=transport))
-    transfers = [operation.transfers for operation in first_step(told) if operation.transfers]
-    assert len(transfers) > 5
-    for moved in transfers:
-        assert_allclose(moved.gpu_wait + moved.peer_wait + moved.wire, moved.send_last - moved.send_first, atol=1.0)
-        waited = moved.recv_wait + moved.flush + moved.recv_gpu_wait
-        assert_allclose(waited, moved.recv_last - moved.recv_first, atol=1.0)
-
-
 # Cascades.
 
 
-def test_slow_gpu_delays_its_tensor_group_first_and_theirs_after_it_and_a_slow_nvlink_its_own_alone() -> None:
-    told = scenario(slow("gpu:h2/1", 0.5), job=TENSOR_THEN_DATA)
-    tensor, data = first_step(told)
-    late = 2 * 4 + 1
-    waited = tensor.end - tensor.start
-    assert waited[late] == waited.min()
-    mates = [rank for rank in range(8, 12) if rank != late]
-    assert (waited[mates] > 45e6).all()
-    assert waited[[*range(8), *range(12, 16)]].max() < 5e6  # other tensor groups go on
-    # Then all of its tensor group come late to their data-parallel groups, and these wait for them.
-    duration = (data.end - data.start)[np.argsort(data.rank)]
-    assert duration[8:12].max() < 20e6
-    assert duration[[*range(8), *range(12, 16)]].min() > 45e6
+def test_slow_nvlink_delays_its_own_tensor_group_alone() -> None:
     told = scenario("at 0 s fail nvlink:h2/1 to 2 %", job=TENSOR_THEN_DATA)
     tensor, _ = first_step(told)
     duration = (tensor.end - tensor.start)[np.argsort(tensor.rank)].reshape(4, 4)

@@ -46,14 +46,13 @@ def starts_s(found: list[Operation]) -> Times:
 def test_same_seed_gives_the_same_operations_bit_for_bit_also_in_pieces(told: Scenario) -> None:
     parts = Simulation(told, 1)
     piecewise = [operation for tenth in range(1, 6) for operation in parts.run_until(tenth * NS_PER_S // 10)]
+    columns = [column.name for column in fields(Transfers) if column.name != "trace"]
     for one, other in zip(operations(told, 0.5), piecewise, strict=True):
         for name in ("seq", "bytes", "rank", "peer", "enqueue", "start", "end"):
             assert_array_equal(getattr(one, name), getattr(other, name))
         assert (one.transfers is None) == (other.transfers is None)
-        if one.transfers and other.transfers:
-            for column in fields(Transfers):
-                if column.name != "trace":
-                    assert_array_equal(getattr(one.transfers, column.name), getattr(other.transfers, column.name))
+        for name in columns if one.transfers else ():
+            assert_array_equal(getattr(one.transfers, name), getattr(other.transfers, name))
 
 
 def test_every_seed_step_and_operation_has_noise_of_its_own() -> None:
@@ -185,23 +184,15 @@ def test_restart_begins_a_new_attempt_with_new_communicators_and_processes() -> 
 
 
 def test_job_goes_on_without_a_host_and_with_a_spare_for_another() -> None:
-    told = scenario(
-        "at 0.5 s restart without h3 after 0.1 s",
-        "at 1.5 s restart with h4 for h0 after 0.1 s",
-        cluster=cluster(spares=2),
-        job=JobShape(compute_ms=50.0, allreduce_mb=(8,), layout=Layout(tp=4)),
-    )
+    lines = "at 0.5 s restart without h3 after 0.1 s", "at 1.5 s restart with h4 for h0 after 0.1 s"
+    job = JobShape(compute_ms=50.0, allreduce_mb=(8,), layout=Layout(tp=4))
+    told = scenario(*lines, cluster=cluster(spares=2), job=job)
     simulation = Simulation(told, 1)
     ranks = {operation.attempt: len(operation.rank) for operation in simulation.run_until(3 * NS_PER_S)}
     assert ranks == {0: 16, 1: 12, 2: 12}
     assert simulation.hosts.tolist() == [4, 1, 2]
-    told = scenario(
-        "at 0.5 s restart without h3 after 0.1 s",
-        "at 1 s fail rank:15 absent",
-        "at 1 s fail rank:14 mismatched",
-        "at 1 s pause rank:13 1 s",
-        job=JobShape(compute_ms=50.0, allreduce_mb=(8,), layout=Layout(tp=4)),
-    )
+    gone = (f"at 1 s {what}" for what in ("fail rank:15 absent", "fail rank:14 mismatched", "pause rank:13 1 s"))
+    told = scenario("at 0.5 s restart without h3 after 0.1 s", *gone, job=job)
     assert max(operation.end.max() for operation in operations(told, 3.0)) < NEVER / 2
 
 

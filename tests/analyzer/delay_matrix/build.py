@@ -63,18 +63,9 @@ def wait(hop: Hop, times: float = 1.0, **fields: Any) -> dict[str, Any]:
     """Return one pair's waits in an evaluation: a hundred operations of ten megabytes."""
     size = 1_000_000_000
     wire_ns = fields.get("wire_ns", size * NS_PER_BYTE * times)
-    return {
-        **_names(hop),
-        "n": 100,
-        "operations": 5,
-        "error_ns": None if wire_ns is None else wire_ns / 100,
-        "transport": "ib",
-        "bytes": size,
-        "wire_ns": round(size * NS_PER_BYTE * times),
-        "wire_max_ns": MS,
-        "recv_gpu_ns": 0,
-        **fields,
-    }
+    usual = {"n": 100, "operations": 5, "error_ns": None if wire_ns is None else wire_ns / 100, "transport": "ib"}
+    usual |= {"bytes": size, "wire_ns": round(size * NS_PER_BYTE * times), "wire_max_ns": MS, "recv_gpu_ns": 0}
+    return _names(hop) | usual | fields
 
 
 def waits(hops: Iterable[Hop], scale: Scale = usual, **fields: Any) -> list[dict[str, Any]]:
@@ -85,38 +76,21 @@ def waits(hops: Iterable[Hop], scale: Scale = usual, **fields: Any) -> list[dict
 
 def step(hop: Hop, transit_ns: float, **fields: Any) -> dict[str, Any]:
     """Return what both ends of one pair tell of thirty operations of a step each, or of their ends."""
-    return {
-        **_names(hop),
+    usual: dict[str, Any] = {
         "n": 30,
         "operations": fields.get("n", 30),
         "error_ns": abs(transit_ns) / 100,
         "steps": 1,
-        "bytes": STEP_BYTES,
-        "transit_ns": round(transit_ns),
-        "busy_ns": [max(round(transit_ns) - slack_ns, 0) for slack_ns in SLACKS_NS],
-        "least_ns": round(transit_ns),
-        "absent_ns": 0,
-        "pace": 0.0,
-        "oldest_ns": T0,
-        "newest_ns": T0,
-        **fields,
     }
+    usual |= {"bytes": STEP_BYTES, "transit_ns": round(transit_ns), "least_ns": round(transit_ns), "absent_ns": 0}
+    usual |= {"busy_ns": [max(round(transit_ns) - slack_ns, 0) for slack_ns in SLACKS_NS]}
+    return _names(hop) | usual | {"pace": 0.0, "oldest_ns": T0, "newest_ns": T0} | fields
 
 
 def inner(host: int, fastest_ns: float, **fields: Any) -> dict[str, Any]:
     """Return how long a communicator inside a host takes."""
-    return {
-        "comm": 1000 + host,
-        "func": "AllReduce",
-        "size_class": 26,
-        "host": f"h{host}",
-        "ranks": 8,
-        "n": 40,
-        "bytes": 1e8,
-        "fastest_ns": round(fastest_ns),
-        "error_ns": fastest_ns / 100,
-        **fields,
-    }
+    usual = {"comm": 1000 + host, "func": "AllReduce", "size_class": 26, "host": f"h{host}", "ranks": 8, "n": 40}
+    return usual | {"bytes": 1e8, "fastest_ns": round(fastest_ns), "error_ns": fastest_ns / 100} | fields
 
 
 Rows = Iterable[dict[str, Any]]
@@ -136,14 +110,8 @@ def facts(waits: Rows = (), steps: Rows = (), clock_error_ns: float | None = Non
 def context(topology: TopologyIndex | None = None, look: int = 0) -> Context:
     """Return one evaluation of five seconds at a job of a rank per host; looks begin two seconds apart."""
     begin = T0 + 2 * look * SECOND
-    return Context(
-        job="j1",
-        attempt=0,
-        window=Window(begin, begin + 5 * SECOND),
-        fresh_ns=begin + 3 * SECOND,
-        roster=world(HOSTS, gpus=1, gpu=3),
-        topology=topology,
-    )
+    window = Window(begin, begin + 5 * SECOND)
+    return Context("j1", 0, window, begin + 3 * SECOND, world(HOSTS, gpus=1, gpu=3), topology)
 
 
 def fabric() -> TopologyIndex:
@@ -172,16 +140,6 @@ def hot_hosts(matrix: DelayMatrix | None) -> set[Hop]:
 
 
 def _names(hop: Hop) -> dict[str, Any]:
-    return {
-        "comm": WORLD,
-        "func": "AllReduce",
-        "size_class": 23,
-        "src_rank": hop[0],
-        "dst_rank": hop[1],
-        "channel": 0,
-        "src_host": f"h{hop[0]}",
-        "dst_host": f"h{hop[1]}",
-        "src_nic": "eth0",
-        "dst_nic": "eth0",
-        "sport": None,
-    }
+    usual: dict[str, Any] = {"comm": WORLD, "func": "AllReduce", "size_class": 23, "channel": 0, "sport": None}
+    ends = {"src_rank": hop[0], "dst_rank": hop[1], "src_host": f"h{hop[0]}", "dst_host": f"h{hop[1]}"}
+    return usual | ends | {"src_nic": "eth0", "dst_nic": "eth0"}

@@ -1,5 +1,7 @@
 """Medians and spreads hold against what a third of all pairs may do."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -39,26 +41,16 @@ def judged(
 ) -> Score:
     """Return the judgement of one row per wire, all of one kind on InfiniBand, or else on sockets."""
     count = len(ns_per_byte)
+    alike = {"kind": kind, "operations": operations, "bytes": 1e9, "least": least, "sharers": sharers, "crowd": crowd}
+    alike |= {"ring": 0, "rivals": 0, "follows": follows, "is_net": False, "decides": False, "is_new": True}
     delays = Delays(
-        index=np.arange(count),
-        kind=np.full(count, kind),
+        **{name: np.full(count, value) for name, value in alike.items()},
+        **{name: np.arange(count) for name in ("index", "operation")},
         kind_key=np.zeros(count, np.uint64),
         key=np.arange(count).astype(np.uint64),
-        operation=np.arange(count),
-        operations=np.full(count, operations),
         error=0.1 / np.sqrt(operations) * ns_per_byte if error is None else error,
-        bytes=np.full(count, 1e9),
         ns_per_byte=ns_per_byte,
-        least=np.full(count, least),
-        sharers=np.full(count, sharers, float),
-        crowd=np.full(count, crowd),
-        ring=np.zeros(count, np.int64),
-        rivals=np.zeros(count, np.int64),
-        follows=np.full(count, follows),
         raw_ns_per_byte=ns_per_byte + taken_off,
-        is_net=np.zeros(count, bool),
-        decides=np.zeros(count, bool),
-        is_new=np.ones(count, bool),
     )
     known = Past(np.full(count, np.nan) if past is None else np.log(past), np.full(count, swing))
     return judge_delays(delays, known, count, 5_000_000_000, PairOptions())
@@ -200,31 +192,27 @@ def judge(*slow: int, times: float = 5.0, hosts: int = HOSTS) -> InnerMatrix | N
 
 
 def test_group_that_takes_longer_than_others_of_its_size_is_slow() -> None:
-    matrix = judge(5)
+    matrix, healthy = judge(5), judge()
     assert matrix is not None
-    assert [matrix.groups[index].host for index in np.flatnonzero(matrix.slow)] == ["h5"]
-    assert matrix.ratio[5] > 4.5
-    matrix = judge()
-    assert matrix is not None
-    assert not matrix.slow.any()
+    assert healthy is not None
+    assert ([matrix.groups[index].host for index in np.flatnonzero(matrix.slow)], matrix.ratio[5] > 4.5) == (
+        ["h5"],
+        True,
+    )
+    assert not healthy.slow.any()
     assert judge(hosts=1) is None
     rows = [inner(host, 2 * MS) for host in range(HOSTS)] + [inner(20, 9 * MS, ranks=4)]
-    matrix, _ = judge_inner(facts(inner=rows).inner, PairMemory(), context(), PairOptions())
-    assert matrix is not None
-    assert not matrix.slow.any()
+    smaller, _ = judge_inner(facts(inner=rows).inner, PairMemory(), context(), PairOptions())
+    assert smaller is not None
+    assert not smaller.slow.any()
 
 
-def test_matrix_carries_what_is_inside_hosts_also_without_wires() -> None:
-    rows = [inner(host, (10 if host == 3 else 2) * MS) for host in range(HOSTS)]
-    matrix = look_at(facts(waits(ring()), inner=rows))
+@pytest.mark.parametrize("wires", [waits(ring()), []])
+def test_matrix_carries_what_is_inside_hosts_also_without_wires(wires: list[dict[str, Any]]) -> None:
+    matrix = look_at(facts(wires, inner=[inner(host, (10 if host == 3 else 2) * MS) for host in range(HOSTS)]))
     assert matrix is not None
     assert matrix.inner is not None
-    assert matrix.inner.slow.tolist() == [host == 3 for host in range(HOSTS)]
-    rows = [inner(host, (10 if host == 3 else 2) * MS) for host in range(HOSTS)]
-    matrix = look_at(facts(inner=rows))
-    assert matrix is not None
-    assert matrix.pairs == ()
-    assert matrix.inner is not None
+    assert (len(matrix.pairs), matrix.inner.slow.tolist()) == (len(wires), [host == 3 for host in range(HOSTS)])
 
 
 def test_one_operation_accuses_nobody_and_channels_of_it_are_no_second_one() -> None:

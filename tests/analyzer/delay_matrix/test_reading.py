@@ -38,47 +38,16 @@ def recv(**fields: Any) -> TransferStat:
 def sample(host: int, step: int, wire_us: int, **fields: Any) -> StepSample:
     """Return a step from h0 to h1 as one of them saw it: handed over, or come in, so long after T0."""
     at = T0 + wire_us * US
-    usual = {
-        "host": f"h{host}",
-        "job": "j1",
-        "attempt": 0,
-        "comm": 7,
-        "func": "AllReduce",
-        "seq": 4,
-        "replay": 0,
-        "epoch": 0,
-        "rank": host,
-        "channel": 0,
-        "peer": 1 - host,
-        "direction": "send" if host == 0 else "recv",
-        "step": step,
-        "nic": f"eth{host}",
-        "sport": 9,
-        "bytes": 1 << 16,
-        "posted_ns": T0,
-        "wire_ns": at,
-        "done_ns": at + 1,
-    }
-    return StepSample(**{**usual, **fields})
+    usual = {"host": f"h{host}", "rank": host, "peer": 1 - host, "direction": "send" if host == 0 else "recv"}
+    usual |= {"seq": 4, "step": step, "nic": f"eth{host}", "sport": 9, "bytes": 1 << 16}
+    return make(StepSample, **usual | {"posted_ns": T0, "wire_ns": at, "done_ns": at + 1} | fields)
 
 
 def transfer(host: int, last_us: int, **fields: Any) -> Transfer:
-    usual = {
-        "host": f"h{host}",
-        "rank": host,
-        "peer": 1 - host,
-        "direction": "send" if host == 0 else "recv",
-        "transport": "socket",
-        "bytes": 1 << 20,
-        "steps": 16,
-        "gpu_wait_ns": 0,
-        "peer_wait_ns": 10_000 * US,
-        "wire_ns": 5 if host == 0 else None,
-        "flush_ns": None if host == 0 else 32 * US,
-        "first_ns": T0,
-        "last_ns": T0 + last_us * US,
-    }
-    return make(Transfer, **{**usual, **fields})
+    usual = {"host": f"h{host}", "rank": host, "peer": 1 - host, "direction": "send" if host == 0 else "recv"}
+    usual |= {"transport": "socket", "bytes": 1 << 20, "steps": 16, "peer_wait_ns": 10_000 * US}
+    usual |= {"wire_ns": 5 if host == 0 else None, "flush_ns": None if host == 0 else 32 * US}
+    return make(Transfer, **usual | {"first_ns": T0, "last_ns": T0 + last_us * US} | fields)
 
 
 @pytest.mark.parametrize(("sends", "receives"), [("AllReduce", "AllReduce"), ("Send", "Recv")])
@@ -136,20 +105,10 @@ def test_without_transfers_sends_count_by_the_side_that_waited_for_nobody(store:
     """Numbers of such operations are not comparable, and clocks of the two hosts neither."""
     took_us = {"Send": (10, 12, 11), "Recv": (500, 600, 40)}  # the receiver was there first
     told = [
-        make(
-            Collective,
-            host=f"h{rank}",
-            rank=rank,
-            peer=1 - rank,
-            func=func,
-            bytes=1 << 20,
-            seq=7 * rank + number,
-            seq_valid=False,
-            start_ns=T0,
-            end_ns=T0 + us * US,
-        )
-        for rank, (func, times) in enumerate(took_us.items())
-        for number, us in enumerate(times)
+        make(Collective, host=f"h{rank}", rank=rank, peer=1 - rank, func=func, seq=7 * rank + number, **times)
+        for rank, (func, took) in enumerate(took_us.items())
+        for number, us in enumerate(took)
+        for times in [{"start_ns": T0, "end_ns": T0 + us * US, "bytes": 1 << 20, "seq_valid": False}]
     ]
     insert(store, *told, *comms())
     (row,) = read(store).waits.to_pylist()
@@ -207,9 +166,7 @@ def test_steps_keep_a_wire_busy_while_nobody_else_holds_them_up(store: Store) ->
 
 
 @pytest.mark.parametrize(("newer_us", "error_ns"), [(90, 20.0 * US), (30, 0.0)])
-def test_one_operation_in_the_window_is_held_against_the_one_before(
-    store: Store, newer_us: int, error_ns: float
-) -> None:
+def test_one_operation_in_a_window_is_held_against_one_before(store: Store, newer_us: int, error_ns: float) -> None:
     pairs = [(1, -9_000_000, 50), (2, -8_000_000, 50), (3, 100, newer_us)]
     steps = [
         sample(host, 0, us + host * took, seq=seq, posted_ns=T0 + us * US)

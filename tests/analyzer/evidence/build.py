@@ -15,6 +15,7 @@ from tests.analyzer.build import insert
 from tests.builders import SECOND, T0, make, rows
 
 HOSTS = 8
+NAMES = [f"h{number}" for number in range(HOSTS)]
 FABRIC = TopologyIndex(leaf_spine(hosts=HOSTS, nics_per_host=1, leaves=4, spines=2))
 BEGIN, ONSET, END = 0, 80, 100  # seconds after T0: readings begin, something grows, the evaluation ends
 
@@ -44,18 +45,14 @@ def grown(second: int, by: float, since: int = ONSET) -> int:
 
 def nics(host: str, since: int = ONSET, **per_second: float) -> list[NicCounter]:
     """Return the readings of all hosts' NICs, on one of which counters grow from some moment on."""
+
+    def counted(name: str, second: int) -> dict[str, int]:
+        return {key: grown(second, by, since) for key, by in per_second.items()} if name == host else {}
+
+    usual = {"retrans": 0, "speed_mbps": 400_000}
     return [
-        make(
-            NicCounter,
-            host=f"h{n}",
-            ts_ns=T0 + second * SECOND,
-            **{
-                "retrans": 0,
-                "speed_mbps": 400_000,
-                **({name: grown(second, by, since) for name, by in per_second.items()} if f"h{n}" == host else {}),
-            },
-        )
-        for n in range(HOSTS)
+        make(NicCounter, host=name, ts_ns=T0 + second * SECOND, **usual | counted(name, second))
+        for name in NAMES
         for second in range(BEGIN, END, 5)
     ]
 
@@ -64,59 +61,39 @@ def queues(
     host: str, elsewhere: float, others_send: float = 1.0, seconds: range = range(END - 5, END)
 ) -> list[NicCounter]:
     """Return readings in which packets always wait in front of one host's NIC, elsewhere in some share of them."""
-    return [
-        make(
-            NicCounter,
-            host=f"h{n}",
-            ts_ns=T0 + second * SECOND,
-            retrans=0,
-            speed_mbps=400_000,
-            tx_bytes=int(second * 1e9 * (1.0 if f"h{n}" == host else others_send)),
-            extra={"qdisc_backlog_bytes": 70_000 * (f"h{n}" == host or (second * HOSTS + n) % 10 < 10 * elsewhere)},
-        )
-        for n in range(HOSTS)
-        for second in seconds
-    ]
+
+    def reading(n: int, name: str, second: int) -> NicCounter:
+        waits = name == host or (second * HOSTS + n) % 10 < 10 * elsewhere
+        sent = int(second * 1e9 * (1.0 if name == host else others_send))
+        usual = {"retrans": 0, "speed_mbps": 400_000, "extra": {"qdisc_backlog_bytes": 70_000 * waits}}
+        return make(NicCounter, host=name, ts_ns=T0 + second * SECOND, tx_bytes=sent, **usual)
+
+    return [reading(n, name, second) for n, name in enumerate(NAMES) for second in seconds]
 
 
 def ports(switch: str, port: str, **per_second: float) -> list[FabricCounter]:
     """Return the readings of all switch ports, on one of which counters grow after the onset."""
     ends = [pair for link in FABRIC.topology.links for pair in ((link.a, link.b), (link.b, link.a))]
-    usual = {"errors": 0, "drops": 0, "pause_rx": 0, "pause_tx": 0, "fec_uncorrected": 0}
+    counters = dict.fromkeys(("errors", "drops", "pause_rx", "pause_tx", "fec_uncorrected"), 0.0)
     return [
-        FabricCounter(
-            host="h0",
-            ts_ns=T0 + second * SECOND,
-            switch=near,
-            port=far,
-            up=True,
-            speed_mbps=400_000,
-            rx_bytes=0,
-            tx_bytes=0,
-            extra={},
-            **usual
-            | ({name: grown(second, by) for name, by in per_second.items()} if (near, far) == (switch, port) else {}),
-        )
+        make(FabricCounter, ts_ns=T0 + second * SECOND, switch=near, port=far, up=True, speed_mbps=400_000, **counts)
         for near, far in ends
         if "/" not in near
         for second in range(BEGIN, END, 10)
+        for growing in [counters | per_second if (near, far) == (switch, port) else counters]
+        for counts in [{name: grown(second, by) for name, by in growing.items()}]
     ]
 
 
 def gpus(host: str, **fields: Any) -> list[GpuHealth]:
     """Return the readings of one GPU of each host, of which one reads as told from the onset on."""
-    usual: dict[str, Any] = {"sm_mhz": 1980, "throttle": "", "ecc_sbe": 0, "ecc_dbe": 0}
-    usual |= {"nvlink_errors": 0, "pcie_replays": 0, "temp_c": 60.0, "power_w": 500.0, "util": 1.0}
+    usual: dict[str, Any] = {"sm_mhz": 1980, "ecc_sbe": 0, "ecc_dbe": 0, "nvlink_errors": 0, "pcie_replays": 0}
+    usual |= {"temp_c": 60.0, "power_w": 500.0, "util": 1.0}
     return [
-        GpuHealth(
-            host=f"h{n}",
-            ts_ns=T0 + second * SECOND,
-            gpu=0,
-            gpu_uuid=f"GPU-{n}",
-            **usual | (fields if f"h{n}" == host and second >= ONSET else {}),
-        )
-        for n in range(HOSTS)
+        make(GpuHealth, host=name, ts_ns=T0 + second * SECOND, gpu_uuid=f"GPU-{name}", **usual | told)
+        for name in NAMES
         for second in range(BEGIN, END, 5)
+        for told in [fields if name == host and second >= ONSET else {}]
     ]
 
 
@@ -126,15 +103,5 @@ def event(kind: str, component: str, severity: str = "error", at: int = END - 10
 
 
 def probe(src: str, dst: str, hops: list[str], at: int, rtt_ns: int | None) -> Probe:
-    return Probe(
-        host=src,
-        ts_ns=T0 + at * SECOND,
-        src_nic="eth0",
-        dst=dst,
-        dst_nic="eth0",
-        proto="udp",
-        sport=33_000,
-        dport=4791,
-        rtt_ns=rtt_ns,
-        hops=hops,
-    )
+    ports = {"sport": 33_000, "dport": 4791}
+    return make(Probe, host=src, ts_ns=T0 + at * SECOND, dst=dst, rtt_ns=rtt_ns, hops=hops, **ports)

@@ -58,8 +58,7 @@ def test_switch_that_loses_on_all_its_links_is_named() -> None:
 
 def test_finding_tells_how_much_is_lost_or_delayed_and_on_how_many_flows() -> None:
     (found,) = lossy({("pod0-leaf1", "pod0-spine0"): 0.2})
-    assert found.fault_class == "comm_slow"
-    assert found.evidence[0]["share"] == pytest.approx(0.2, rel=0.2)
+    assert (found.fault_class, found.evidence[0]["share"]) == ("comm_slow", pytest.approx(0.2, rel=0.2))
     assert found.evidence[0]["flows_hit"] <= found.evidence[0]["flows"] < 800
     assert "% of the probes across it" in found.reason
     assert found.likelihood > 0.9

@@ -68,9 +68,7 @@ def test_events_accuse_their_part(embedded_store: Store) -> None:
         ("rx_errors", "rx", "link:h3/eth0--leaf1"),
     ],
 )
-def test_counter_of_a_nic_speaks_for_the_side_it_counts(
-    embedded_store: Store, counter: str, side: Side, first: str
-) -> None:
+def test_counter_speaks_for_the_side_it_counts(embedded_store: Store, counter: str, side: Side, first: str) -> None:
     evidence = look(embedded_store, *nics("h3", ONSET, **{counter: 100.0}))
     assert weighty(evidence) <= {"nic:h3/eth0", "link:h3/eth0--leaf1"}
     assert max(weighty(evidence), key=lambda name: evidence.log_odds(name, side)) == first
@@ -85,9 +83,7 @@ def test_counter_that_always_ran_speaks_half_as_loud(embedded_store: Store, sinc
     assert evidence.log_odds("nic:h3/eth0", "tx") == weight
 
 
-def test_counter_of_a_nic_that_began_with_the_evaluation_is_new_in_a_capture_that_is_hardly_older(
-    embedded_store: Store,
-) -> None:
+def test_counter_that_began_with_the_evaluation_is_new_in_a_capture_hardly_older(embedded_store: Store) -> None:
     told = [row for row in nics("h3", since=ONSET + 14, tx_errors=100.0) if row.ts_ns >= T0 + ONSET * SECOND]
     assert look(embedded_store, *told).log_odds("nic:h3/eth0", "tx") == 2.5
 
@@ -118,9 +114,7 @@ def test_nic_that_tells_its_switch_to_pause_receives_slowly_and_one_that_is_told
 
 
 @pytest.mark.parametrize(("switch", "port", "side"), [("leaf1", "spine0", "rx"), ("spine0", "leaf1", "tx")])
-def test_broken_frames_speak_for_the_link_in_their_direction(
-    embedded_store: Store, switch: str, port: str, side: Side
-) -> None:
+def test_broken_frames_speak_for_a_link_one_way(embedded_store: Store, switch: str, port: str, side: Side) -> None:
     evidence = look(embedded_store, *ports(switch, port, errors=100.0, fec_uncorrected=100.0))
     assert weighty(evidence) == {"link:leaf1--spine0"}
     assert evidence.log_odds("link:leaf1--spine0", side) == MOST
@@ -137,9 +131,7 @@ def test_broken_frames_speak_for_the_link_in_their_direction(
         ({"pcie_replays": 500}, "pcie:h3/0"),
     ],
 )
-def test_health_of_a_gpu_speaks_for_the_part_in_question(
-    embedded_store: Store, fields: dict[str, int | str], component: str
-) -> None:
+def test_gpu_health_speaks_for_its_part(embedded_store: Store, fields: dict[str, int | str], component: str) -> None:
     evidence = look(embedded_store, *gpus("h3", **fields))
     assert weighty(evidence) == {component}
     assert evidence.log_odds(component) >= 2

@@ -84,6 +84,10 @@ class Job:
     def find(self, memory: HangMemory | None = None) -> list[Finding]:
         return find_hangs(self.progress, memory or HangMemory(), self.context, HangOptions())[0]
 
+    @property
+    def blamed(self) -> list[str]:
+        return [finding.component for finding in self.find()]
+
 
 def lines_of(rows: list[Line]) -> Lines:
     columns: Line = {name: np.array([row[name] for row in rows], object) for name in _TEXTS}
@@ -96,6 +100,11 @@ def lines_of(rows: list[Line]) -> Lines:
 def world(**ranks: Line) -> list[Line]:
     """All four ranks inside operation 5 of the world, but for those that are told otherwise as r0 to r3."""
     return [line(rank, (5, 5, 4)) | ranks.get(f"r{rank}", {}) for rank in range(4)]
+
+
+def standing(seconds: float, **told: object) -> list[Line]:
+    """All four ranks inside operation 5 of the world for so long."""
+    return [line(rank, (5, 5, 4), since_ns=T0 - round(seconds * SECOND), **told) for rank in range(4)]
 
 
 def steps_of(*rows: tuple[int, int, int, int], seq: int = 4, comm: int = WORLD, channel: int = 0) -> StepCounts:

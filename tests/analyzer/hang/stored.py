@@ -32,9 +32,5 @@ def member(rank: int, **told: Any) -> Comm:
 
 def progress(rank: int, at_s: float, counts: tuple[int, int, int], **told: Any) -> Progress:
     """How far a rank had come at a moment, counted in seconds from T0."""
-    enqueued, started, done = counts
-    usual: dict[str, Any] = {"job": "j1", "attempt": 0, "comm": 1, "func": "AllReduce", "peer": -1}
-    usual |= {"open_bytes": None, "open_dtype": None, "open_algo": None, "oldest_open_ns": None}
-    usual |= {"head_state": "idle", "head_peer": None, "head_channel": None}
-    usual |= {"enqueued": enqueued, "started": started, "done": done}
-    return Progress(**(usual | {"host": f"h{rank}", "rank": rank, "ts_ns": T0 + round(at_s * SECOND)} | told))
+    usual = dict(zip(("enqueued", "started", "done"), counts, strict=True)) | {"host": f"h{rank}", "rank": rank}
+    return make(Progress, comm=1, **usual | {"ts_ns": T0 + round(at_s * SECOND)} | told)

@@ -67,14 +67,12 @@ def test_who_records_no_steps_where_others_do_is_not_said_to_have_got_none() -> 
 
 def test_of_two_ranks_only_one_that_did_nothing_can_be_told_apart() -> None:
     lines = [row | {"comm": 9, "head_peer": 1 - row["rank"]} for row in ring()[:2]]
-    job = Job(ranks=8, comms={9: [0, 2]}, lines=lines)
-    job.facts = {"steps": spread((0, 1, 2, 0), (1, 0, 2, 0), comm=9), "nics": NICS}
-    (finding,) = job.find()
+    both = {"steps": spread((0, 1, 2, 0), (1, 0, 2, 0), comm=9), "nics": NICS}
+    (finding,) = Job(ranks=8, comms={9: [0, 2]}, lines=lines, facts=both).find()
     assert (finding.component, finding.side, finding.likelihood) == ("link:h0/eth0--h1/eth0", None, 0.4)
     assert {"nic:h0/eth0", "nic:h1/eth0"} <= set(finding.ambiguous_with)
-    lines = [row | {"comm": 9, "head_peer": 1 - row["rank"]} for row in ring()[:2]]
-    job = Job(ranks=8, comms={9: [0, 2]}, lines=lines, facts={"steps": spread((0, 1, 2, 0), comm=9)})
-    assert named(job.find()) == [("noncomm_hang", "host:h1")]
+    one = Job(ranks=8, comms={9: [0, 2]}, lines=lines, facts={"steps": spread((0, 1, 2, 0), comm=9)})
+    assert named(one.find()) == [("noncomm_hang", "host:h1")]
 
 
 TREE = ((1, 0, 1, 1), (2, 0, 1, 1), (3, 1, 1, 1), (0, 1, 1, 1))  # rank 0 above 1 and 2, rank 3 below 1
@@ -116,6 +114,5 @@ def test_nothing_is_counted_without_steps_or_before_all_are_known_to_stand() -> 
     late_row = {"seen_ns": T0 - 2 * SECOND, "since_ns": T0 - 3 * SECOND}
     lines = [each | late_row if each["rank"] == 3 else each for each in ring()]
     assert find(steps, lines) == []
-    assert named(find(steps, lines, interval_ns=0)) == [("comm_hang", "link:h0/eth0--h1/eth0")], (
-        "a recording has no next"
-    )
+    recorded = find(steps, lines, interval_ns=0)
+    assert named(recorded) == [("comm_hang", "link:h0/eth0--h1/eth0")], "a recording has no next"

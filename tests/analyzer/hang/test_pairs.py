@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from analyzer.hang.facts import Pair, PairKey
+from analyzer.hang.facts import HostEvent, Pair, PairKey
 from analyzer.windows.window import End, Finding
 from lockstep.fabrics import leaf_spine
 from lockstep.topology import Link, Nic, Node, Topology, TopologyIndex
-from tests.analyzer.hang.build import Job, Line, event, line, pair
+from tests.analyzer.hang.build import Job, Line, event, line, pair, standing
 from tests.builders import SECOND, T0
 
 NICS = [End(f"h{rank}", "eth1") for rank in range(4)]
@@ -53,19 +53,15 @@ def test_first_operation_of_its_kind_may_take_longer_than_those_that_come_round(
 
 
 def test_operation_that_one_has_just_left_may_have_been_left_by_all_since_their_newest_rows() -> None:
-    def left(ago_ns: int) -> list[Finding]:
-        gone = line(3, (5, 5, 5), since_ns=T0 - ago_ns)
-        return find(*both_ways()[:3], gone)
-
-    assert left(SECOND - 1) == []
-    assert [finding.component for finding in left(SECOND)] == ["nic:h1/eth1"]
+    for ago_ns, blamed in ((SECOND - 1, []), (SECOND, ["nic:h1/eth1"])):
+        found = find(*both_ways()[:3], line(3, (5, 5, 5), since_ns=T0 - ago_ns))
+        assert [finding.component for finding in found] == blamed
 
 
 def test_isolation_waits_out_the_retries_of_the_transport() -> None:
-    assert [finding.may_isolate for finding in find(*both_ways(29))] == [False]
-    assert [finding.may_isolate for finding in find(*both_ways(30))] == [True]
     failed = event("ib_completion_error", "h0", "status=12", component="nic:h1/eth1")
-    assert [finding.may_isolate for finding in find(*both_ways(), events=(failed,))] == [True]
+    found = *find(*both_ways(29)), *find(*both_ways(30)), *find(*both_ways(), events=(failed,))
+    assert [finding.may_isolate for finding in found] == [False, True, True]
 
 
 def test_single_wire_is_named_with_both_ends_beside_unless_nobody_reads_its_socket() -> None:
@@ -81,40 +77,31 @@ def test_single_wire_is_named_with_both_ends_beside_unless_nobody_reads_its_sock
     assert [finding.fault_class for finding in find(*lines)] == ["comm_hang"], "on IB the NIC itself acknowledges"
 
 
+def carrier(state: str, ago_s: float) -> HostEvent:
+    return event(f"link_{state}", "h1", component="nic:h1/eth0", ago_s=ago_s)
+
+
 def test_nic_without_carrier_explains_the_standstill_unless_it_is_a_flap_or_older() -> None:
-    lost = event("link_down", "h1", "eth0 went down", component="nic:h1/eth0")
-    (finding,) = Job(lines=[line(rank, (5, 5, 4)) for rank in range(4)], facts={"events": (lost,)}).find()
-    assert (finding.fault_class, finding.component, finding.may_isolate) == ("comm_hang", "nic:h1/eth0", True)
-    lost = event("link_down", "h1", "eth0 went down", component="nic:h1/eth0", ago_s=4)
-    lines = [line(rank, (5, 5, 4), since_ns=T0 - 4 * SECOND) for rank in range(4)]
-    (finding,) = Job(lines=lines, facts={"events": (lost,)}).find()
-    assert (finding.component, finding.may_isolate) == ("nic:h1/eth0", False)
-    happened = (
-        event("link_down", "h1", component="nic:h1/eth0", ago_s=10),
-        event("link_up", "h1", component="nic:h1/eth0", ago_s=9),
-    )
-    assert Job(lines=[line(rank, (5, 5, 4)) for rank in range(4)], facts={"events": happened}).find() == []
+    for ago_s, may_isolate in ((10, True), (4, False)):
+        (finding,) = Job(lines=standing(ago_s), facts={"events": (carrier("down", ago_s),)}).find()
+        named = finding.fault_class, finding.component, finding.may_isolate
+        assert named == ("comm_hang", "nic:h1/eth0", may_isolate)
+    assert Job(lines=standing(10), facts={"events": (carrier("down", 10), carrier("up", 9))}).find() == []
     down = {End("h1", "eth0"): T0 - 99 * SECOND}
-    assert Job(lines=[line(rank, (5, 5, 4)) for rank in range(4)], facts={"down_since_ns": down}).find() == []
+    assert Job(lines=standing(10), facts={"down_since_ns": down}).find() == []
 
 
 def test_nic_may_have_lost_its_carrier_a_whole_step_before_it_was_needed() -> None:
-    down, period_ns = {End("h1", "eth0"): T0 - 140 * SECOND}, 40 * SECOND
-    lines = [line(rank, (5, 5, 4), since_ns=T0 - 100 * SECOND) for rank in range(4)]
-    (finding,) = Job(lines=lines, facts={"down_since_ns": down, "period_ns": period_ns}).find()
-    assert finding.component == "nic:h1/eth0"
-    down = {End("h1", "eth0"): T0 - 141 * SECOND}
-    (finding,) = Job(lines=lines, facts={"down_since_ns": down, "period_ns": period_ns}).find()
-    assert finding.component == "job:j1", "that it stands still is said, but not of what"
+    for ago_s, part in ((140, "nic:h1/eth0"), (141, "job:j1")):  # that it stands still is said, but not of what
+        facts = {"down_since_ns": {End("h1", "eth0"): T0 - ago_s * SECOND}, "period_ns": 40 * SECOND}
+        assert Job(lines=standing(100), facts=facts).blamed == [part]
 
 
 @pytest.mark.parametrize("period_s", [None, 40])
 def test_carrier_lost_within_a_long_operation_is_told_before_the_step_is_late(period_s: int | None) -> None:
     def find_after(stood_s: float, nics: tuple[str, ...], out_s: float = 5) -> list[str]:
-        lines = [line(rank, (5, 5, 4), since_ns=T0 - round(stood_s * SECOND)) for rank in range(4)]
-        lost = event("link_down", "h1", component="nic:h1/eth0", ago_s=out_s)
-        facts = {"events": (lost,), "period_ns": period_s and period_s * SECOND, "nics": {"h1": nics}}
-        return [finding.component for finding in Job(lines=lines, facts=facts).find()]
+        facts = {"period_ns": period_s and period_s * SECOND, "nics": {"h1": nics}}
+        return Job(lines=standing(stood_s), facts=facts | {"events": (carrier("down", out_s),)}).blamed
 
     assert find_after(5, ("eth0",)) == ["nic:h1/eth0"]
     assert find_after(4.9, ("eth0",)) == []
@@ -123,16 +110,9 @@ def test_carrier_lost_within_a_long_operation_is_told_before_the_step_is_late(pe
 
 
 def test_nic_that_has_just_got_its_carrier_back_explains_a_standstill_as_long_as_its_outage() -> None:
-    def find_after(outage_s: float) -> list[str]:
-        happened = (
-            event("link_down", "h1", component="nic:h1/eth0", ago_s=4 + outage_s),
-            event("link_up", "h1", component="nic:h1/eth0", ago_s=4),
-        )
-        lines = [line(rank, (5, 5, 4), since_ns=T0 - round((4 + outage_s) * SECOND)) for rank in range(4)]
-        return [finding.component for finding in Job(lines=lines, facts={"events": happened}).find()]
-
-    assert find_after(outage_s=3.0) == ["nic:h1/eth0"]
-    assert find_after(outage_s=2.9) == []
+    for outage_s, blamed in ((3.0, ["nic:h1/eth0"]), (2.9, [])):
+        events = carrier("down", 4 + outage_s), carrier("up", 4)
+        assert Job(lines=standing(4 + outage_s), facts={"events": events}).blamed == blamed
 
 
 def fabric() -> TopologyIndex:
@@ -152,7 +132,7 @@ def test_leaf_under_which_all_stuck_wires_or_lost_carriers_meet_is_named() -> No
     assert (finding.fault_class, finding.component) == ("comm_hang", "switch:leaf0")
     assert finding.evidence[0]["ends"] == [str(end) for end in NICS]
     down = {End("h0", "eth1"): T0 - 10 * SECOND, End("h1", "eth1"): T0 - 10 * SECOND}
-    (finding,) = find(*(line(rank, (5, 5, 4)) for rank in range(4)), topology=fabric(), down_since_ns=down)
+    (finding,) = find(*standing(10), topology=fabric(), down_since_ns=down)
     assert finding.component == "switch:leaf0"
 
 
@@ -175,16 +155,15 @@ BETWEEN_LEAVES = [waits(0, "recv_wait", 3), waits(1, "wire", 2), waits(2, "recv_
 
 
 def test_link_between_switches_whose_port_lost_its_carrier_is_named() -> None:
-    facts = {"pairs": clos_pairs(), "down_links": {"leaf1--spine1": T0 - 11 * SECOND}}
-    (finding,) = Job(lines=BETWEEN_LEAVES, facts=facts, topology=CLOS).find()
-    assert (finding.fault_class, finding.component) == ("comm_hang", "link:leaf1--spine1")
-    facts["down_links"] = {f"leaf{leaf}--spine1": T0 - 11 * SECOND for leaf in (0, 1)}
-    assert [finding.component for finding in Job(lines=BETWEEN_LEAVES, facts=facts, topology=CLOS).find()] == [
-        "switch:spine1"
-    ]
     inside = [waits(0, "wire", 1), waits(1, "recv_wait", 0), waits(2, "recv_wait", 1), waits(3, "recv_wait", 2)]
-    found = Job(lines=inside, facts=facts, topology=CLOS).find()
-    assert [finding.component for finding in found] == ["link:h0/eth0--h1/eth0"], "packets between them stay below"
+    for lines, leaves, blamed in (
+        (BETWEEN_LEAVES, (1,), ("comm_hang", "link:leaf1--spine1")),
+        (BETWEEN_LEAVES, (0, 1), ("comm_hang", "switch:spine1")),
+        (inside, (0, 1), ("comm_hang", "link:h0/eth0--h1/eth0")),  # packets between them stay below
+    ):
+        down = {f"leaf{leaf}--spine1": T0 - 11 * SECOND for leaf in leaves}
+        (finding,) = Job(lines=lines, facts={"pairs": clos_pairs(), "down_links": down}, topology=CLOS).find()
+        assert (finding.fault_class, finding.component) == blamed
 
 
 def test_link_that_all_stuck_wires_take_is_named_and_what_may_be_it_where_paths_are_unknown() -> None:
@@ -194,6 +173,5 @@ def test_link_that_all_stuck_wires_take_is_named_and_what_may_be_it_where_paths_
     (finding,) = Job(lines=BETWEEN_LEAVES, facts={"pairs": clos_pairs()}, topology=CLOS).find()
     assert len({finding.component, *finding.ambiguous_with}) == 4, "any of the links between the leaves"
     assert (finding.likelihood < 0.3, finding.may_isolate) == (True, False)
-    told = {"pairs": clos_pairs(h1="spine0", h3="spine1")}
-    found = Job(lines=BETWEEN_LEAVES, facts=told, topology=CLOS).find()
-    assert [finding.component for finding in found] == ["link:h1/eth0--h2/eth0", "link:h3/eth0--h0/eth0"]
+    apart = Job(lines=BETWEEN_LEAVES, facts={"pairs": clos_pairs(h1="spine0", h3="spine1")}, topology=CLOS)
+    assert apart.blamed == ["link:h1/eth0--h2/eth0", "link:h3/eth0--h0/eth0"]

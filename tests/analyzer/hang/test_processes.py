@@ -7,7 +7,7 @@ import pytest
 
 from analyzer.hang.facts import HostEvent
 from analyzer.windows.window import Finding
-from tests.analyzer.hang.build import Job, Line, event, line, reported, world
+from tests.analyzer.hang.build import Job, Line, event, line, reported, standing, world
 from tests.builders import SECOND, T0
 
 ABSENT = line(2, (4, 4, 4))  # rank 2 is on host h1, with GPU 0
@@ -31,8 +31,7 @@ def test_rank_that_never_came_is_named_by_its_host_with_rank_and_gpu_beside() ->
     assert (told["ranks"], told["gpus"], told["waited_for"], told["enqueued"]) == ([2], ["gpu:h1/0"], 5, 4)
     assert (finding.ranks_waiting, finding.since_ns, finding.may_isolate) == (3, T0 - 10 * SECOND, False)
     finding = only(Job(lines=world(r2=ABSENT, r3=line(3, (4, 4, 4)))))
-    assert finding.component == "host:h1"
-    assert finding.evidence[0]["ranks"] == [2, 3]
+    assert (finding.component, finding.evidence[0]["ranks"]) == ("host:h1", [2, 3])
 
 
 def test_gpu_that_begins_nothing_of_what_is_queued_is_named() -> None:
@@ -49,8 +48,7 @@ def test_gpu_that_begins_nothing_of_what_is_queued_is_named() -> None:
 @pytest.mark.parametrize("kind", ["process_exit", "process_gone", "python_exception"])
 def test_process_that_ended_is_a_crash_of_its_rank(kind: str) -> None:
     finding = only(Job(lines=world(r2=ABSENT), facts={"events": (event(kind, "h1", "died", rank=2),)}))
-    assert (finding.fault_class, finding.component) == ("crash", "rank:2")
-    assert finding.evidence[0]["message"] == "died"
+    assert (finding.fault_class, finding.component, finding.evidence[0]["message"]) == ("crash", "rank:2", "died")
 
 
 def test_event_of_another_rank_or_long_before_explains_nothing() -> None:
@@ -130,10 +128,8 @@ def test_standstill_of_which_nothing_tells_the_part_is_told_without_one_when_it_
     """As on real GPUs: operations are begun ahead, and the steps of those that are not sampled are unknown."""
 
     def find_after(seconds: float) -> list[Finding]:
-        since = {"since_ns": T0 - round(seconds * SECOND), "state": "unknown"}
-        lines = [
-            line(rank, (9, 9, 4), func=func, **since) for rank in range(4) for func in ("AllReduce", "AllGather")
-        ]
+        begun = {"state": "unknown", "enqueued": 9, "started": 9}
+        lines = [row | begun for func in ("AllReduce", "AllGather") for row in standing(seconds, func=func)]
         return Job(lines=lines, facts={"reports": reported(h0=0, h1=0)}).find()
 
     assert find_after(19) == []
@@ -164,7 +160,7 @@ def test_job_that_was_asked_to_end_broke_nothing(signal: Signals) -> None:
     asked = [ended(rank, ago_s=9 - rank / 10, signal=signal) for rank in range(4)]
     assert named(*asked) == []
     assert named(asked[2]) == [("crash", "rank:2")], "of one alone nobody knows why"
-    fresh = [line(rank, (5, 5, 4), since_ns=T0 - 2 * SECOND) for rank in range(4)]
+    fresh = standing(2)
     first = ended(2, ago_s=1.5, signal=signal)
     assert named(first, lines=fresh) == [], "the first of all to end, perhaps: the others are given their time"
     assert named(ended(2, ago_s=1.5, signal=Signals.SIGSEGV), lines=fresh) == [("crash", "rank:2")]
@@ -178,12 +174,9 @@ def test_job_that_was_asked_to_end_broke_nothing(signal: Signals) -> None:
         (event("link_down", "h1", component="nic:h1/eth0", ago_s=1), ("comm_hang", "nic:h1/eth0")),
     ],
 )
-def test_standstill_for_which_an_event_tells_the_reason_is_told_sooner(
-    happened: HostEvent, named_for_it: tuple[str, str]
-) -> None:
+def test_standstill_that_an_event_explains_is_told_sooner(happened: HostEvent, named_for_it: tuple[str, str]) -> None:
     def find_after(stood_s: float, *events: HostEvent) -> list[tuple[str, str]]:
-        short = [line(rank, (5, 5, 4), since_ns=T0 - round(stood_s * SECOND)) for rank in range(4)]
-        return named(*events, lines=short)
+        return named(*events, lines=standing(stood_s))
 
     assert find_after(1, happened) == [named_for_it]
     assert find_after(0.9, happened) == []
@@ -198,10 +191,7 @@ def test_standstill_for_which_an_event_tells_the_reason_is_told_sooner(
         (ended(3, ago_s=8), []),
     ],
 )
-def test_process_that_ended_or_stopped_stands_though_its_newest_row_is_that_of_its_last_movement(
-    happened: HostEvent, named_for_it: list[tuple[str, str]]
-) -> None:
+def test_ended_process_stands_since_its_newest_row(happened: HostEvent, named_for_it: list[tuple[str, str]]) -> None:
     """Nobody reads the counts of a process that is gone; an event from long before its last row is of another one."""
-    waiting = [line(rank, (5, 5, 4), since_ns=T0 - round(1.5 * SECOND)) for rank in range(3)]
     last = line(3, (4, 4, 4), since_ns=T0 - 2 * SECOND, seen_ns=T0 - 2 * SECOND)
-    assert named(happened, lines=[*waiting, last]) == named_for_it
+    assert named(happened, lines=[*standing(1.5)[:3], last]) == named_for_it

@@ -82,9 +82,7 @@ def test_rows_twice_out_of_order_later_or_of_another_attempt_change_nothing(stor
     assert facts.interval_ns == SECOND
 
 
-def test_rank_whose_plugin_has_detail_off_moves_as_its_host_enqueues_and_nobody_says_that_its_gpu_stands(
-    store: Store,
-) -> None:
+def test_rank_with_detail_off_moves_as_its_host_enqueues_and_nobody_says_that_its_gpu_stands(store: Store) -> None:
     def unseen(untimed: bool | None, job: str, stands: bool = False) -> list[HostRecord]:
         counts = [(6 if stands else 14 + at_s, 4, 4) for at_s in range(-9, 1)]
         told = [progress(1, at_s, each, untimed=untimed, job=job) for at_s, each in enumerate(counts, -9)]
@@ -227,9 +225,7 @@ def test_pace_of_steps_with_several_operations_is_that_of_the_pauses_between_the
 
 
 @pytest.mark.parametrize(("computes_s", "is_told"), [(2, True), (30, False)])
-def test_after_a_long_computation_one_rank_may_be_late_for_as_long(
-    store: Store, computes_s: int, is_told: bool
-) -> None:
+def test_after_long_computation_one_rank_may_be_late_as_long(store: Store, computes_s: int, is_told: bool) -> None:
     """Two ranks wait for the third, eight seconds after operations that came twice a second for a while."""
     before = [(2 * at_s + 200, 2 * at_s + 200, 2 * at_s + 200) for at_s in range(-60, -8 - computes_s)]
     done = before[-1][2]
@@ -311,12 +307,9 @@ def hang() -> list[HostRecord]:
 
 def step(rank: int, direction: str, number: int, **told: Any) -> StepSample:
     """A step of the open operation that ended on one side."""
-    at_ns = T0 - 8 * SECOND
-    usual: dict[str, Any] = {"host": f"h{rank}", "job": "j1", "attempt": 0, "comm": 1, "func": "AllReduce", "seq": 4}
-    usual |= {"replay": 0, "epoch": 0, "rank": rank, "channel": 2, "peer": 1 - rank, "direction": direction}
-    usual |= {"step": number, "nic": None, "sport": None, "bytes": 8}
-    usual |= {"posted_ns": at_ns, "wire_ns": at_ns, "done_ns": at_ns}
-    return StepSample(**(usual | told))
+    usual: dict[str, Any] = {"host": f"h{rank}", "comm": 1, "seq": 4, "rank": rank, "channel": 2, "peer": 1 - rank}
+    usual |= dict.fromkeys(("posted_ns", "wire_ns", "done_ns"), T0 - 8 * SECOND)
+    return make(StepSample, **usual | {"direction": direction, "step": number, "bytes": 8} | told)
 
 
 def test_ended_steps_are_counted_on_either_side(store: Store) -> None:

@@ -25,15 +25,8 @@ def look_at(
     end_ns: int = T0 + 60 * SECOND, attempt: int = 0, ranks: int = 2, period_ns: int | None = None
 ) -> Context:
     """Return an evaluation at the five seconds before a moment."""
-    return Context(
-        job="j1",
-        attempt=attempt,
-        window=Window(end_ns - 5 * SECOND, end_ns),
-        fresh_ns=end_ns - 2 * SECOND,
-        roster=roster(ranks),
-        topology=None,
-        period_ns=period_ns,
-    )
+    window, fresh_ns = Window(end_ns - 5 * SECOND, end_ns), end_ns - 2 * SECOND
+    return Context("j1", attempt, window, fresh_ns, roster(ranks), None, period_ns=period_ns)
 
 
 def step_time_ratio(history: StepHistory, since_ns: int | None = None) -> float | None:

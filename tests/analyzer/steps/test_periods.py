@@ -100,8 +100,7 @@ def lengths_ms(steps: Steps) -> list[int]:
 def test_every_step_is_found_with_its_length_and_bytes_and_follows_the_one_before() -> None:
     steps = cut_up(Rank(noise=0.0).steps(MEGATRON, 8).look())
     assert lengths_ms(steps) == [400] * 8
-    assert steps.bytes.tolist() == [400_000_000] * 8
-    assert (steps.period_ns, steps.off_period) == (400 * MS, ())
+    assert (steps.bytes.tolist(), steps.period_ns, steps.off_period) == ([400_000_000] * 8, 400 * MS, ())
     witness = Rank(noise=0.0).steps(DDP, 10).look().since(2)  # the recording begins in the middle of a step
     assert cut_up(witness).start_ns.tolist() == [T0 + (520 * number) * MS for number in range(1, 10)]
     steps = cut_up(Rank().steps(DDP, 20).look())

@@ -138,8 +138,8 @@ def test_nothing_known_gives_nothing_and_a_new_attempt_begins_anew() -> None:
 def test_sampled_operations_give_a_period_and_no_steps() -> None:
     witness = Rank().steps(MEGATRON, 100).look(keep=0.4)
     report, memory = find_steps(StepFacts((witness,)), StepMemory(), look_at())
-    assert report.period_ns == pytest.approx(400 * MS, rel=0.05)
     assert (report.operations, report.rows.num_rows) == (None, 0)
+    assert report.period_ns == pytest.approx(400 * MS, rel=0.05)
     assert step_time_ratio(memory.history) is None
 
 

@@ -65,14 +65,12 @@ def test_counts_are_read_where_there_are_no_operations(store: Store) -> None:
 def test_told_steps_are_read_and_found_ones_are_not(store: Store) -> None:
     join(store)
     reported = [
-        Step(
-            host="h0", job="j1", attempt=0, world_rank=rank, step=step, source=source,
-            start_ns=T0 + (50 + step) * SECOND, end_ns=T0 + (51 + step) * SECOND - rank,
-        )
-        for source in ("told", "period")
-        for step in range(3 if source == "told" else 6)
+        make(Step, world_rank=rank, step=step, source=source, start_ns=begin_ns, end_ns=begin_ns + SECOND - rank)
+        for source, steps in (("told", 3), ("period", 6))
+        for step in range(steps)
+        for begin_ns in [T0 + (50 + step) * SECOND]
         for rank in range(3)
-    ]  # fmt: skip
+    ]
     insert(store, *reported)
     facts = read_operations(store, look_at())
     assert facts.reported is not None

@@ -121,15 +121,12 @@ class Job:
         comm, index, rank, sends, peer, seq, start, end, before, lead = columns
         gap = np.maximum(start - before, 0.0) * MS
         clock_ns = np.array([self.clock_ns(int(number)) for number in rank])
+        numbers = {"process": rank, "rank": index, "peer": peer, "seq": seq, "replay": 0 * rank}
         return Operations(
-            process=rank.astype(np.int64),
+            **{name: column.astype(np.int64) for name, column in numbers.items()},
             comm=comm.astype(np.uint64),
-            rank=index.astype(np.int64),
             func=np.where(peer >= 0, 1 + sends, 3).astype(np.uint64),
             sends=sends.astype(np.bool_),
-            peer=peer.astype(np.int64),
-            seq=seq.astype(np.int64),
-            replay=np.zeros(len(rank), np.int64),
             size=np.full(len(rank), 1 << 20),
             start_ns=(T0 + start * MS).astype(np.int64) + clock_ns + self.begin_ns,
             dur_ns=(end - start) * MS,

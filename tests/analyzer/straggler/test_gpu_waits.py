@@ -1,6 +1,6 @@
 """A GPU that is always last is named by what proxy threads waited for it, where NCCL tells no GPU times."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
@@ -26,14 +26,18 @@ def together(process: np.ndarray, operation: np.ndarray, own_ms: np.ndarray, per
     return GpuWaits(process, operation, own_ms * MS, per_s, nothing.astype(np.uint64), nothing)
 
 
+def said(waits: GpuWaits, ranks: int, slow_senders: Iterable[str] = ()) -> list[Finding]:
+    facts = StragglerFacts(gpu_waits=waits, slow_senders=frozenset(slow_senders))
+    where = context(Job(ranks, world(ranks), gpus_per_host=1).roster())
+    return find_stragglers(facts, StragglerMemory(), where, StragglerOptions())[0]
+
+
 def waited(ranks: int, late_ms: float, seed: int = 3, slow_senders: tuple[str, ...] = ()) -> list[Finding]:
     """Return what is said of a job on hosts of one rank whose second GPU is late, by sampled transfers alone."""
     process, operation = np.tile(np.arange(ranks), OPERATIONS), np.repeat(np.arange(OPERATIONS), ranks)
     own_ms = np.where(operation % 4 == 0, np.random.default_rng(seed).exponential(3.0, len(process)), 0.1)
     own_ms += np.where((operation % 4 == 0) & (process == 1), late_ms, 0.0)
-    facts = StragglerFacts(gpu_waits=together(process, operation, own_ms, 8.0), slow_senders=frozenset(slow_senders))
-    where = context(Job(ranks, world(ranks), gpus_per_host=1).roster())
-    return find_stragglers(facts, StragglerMemory(), where, StragglerOptions())[0]
+    return said(together(process, operation, own_ms, 8.0), ranks, slow_senders)
 
 
 def test_gpu_that_is_always_last_is_named_and_how_often_it_was() -> None:
@@ -46,6 +50,7 @@ def test_gpu_that_is_always_last_is_named_and_how_often_it_was() -> None:
 def test_gpu_before_which_data_lies_that_its_host_cannot_send_on_is_not() -> None:
     assert waited(8, 80.0, slow_senders=("h1",)) == []
     assert waited(8, 80.0, slow_senders=("h0", "h2")), "they send to it, or behind it"
+    assert waited(2, 80.0) == [], "of two ranks nobody is odd"
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -62,13 +67,9 @@ def test_long_waits_for_one_gpu_count_and_not_how_often_hosts_are_late_by_a_litt
     hiccups = chance.integers(0, ranks, operations)[operation] == process
     own_ms = np.where(hiccups, chance.uniform(1.0, 18.0, len(process)), 0.8)
     own_ms[(operation % 7 == 0) & (process == 2)] = 115.0
-    facts = StragglerFacts(gpu_waits=together(process, operation, own_ms, 20.0))
-    where = context(Job(ranks, world(ranks), gpus_per_host=1).roster())
-    (finding,) = find_stragglers(facts, StragglerMemory(), where, StragglerOptions())[0]
-    assert finding.component == "gpu:h2/0"
-    own_ms[own_ms > 100] = 0.8
-    facts = StragglerFacts(gpu_waits=together(process, operation, own_ms, 20.0))
-    assert find_stragglers(facts, StragglerMemory(), where, StragglerOptions())[0] == []
+    short_ms = np.where(own_ms > 100, 0.8, own_ms)
+    found = [said(together(process, operation, ms, 20.0), ranks) for ms in (own_ms, short_ms)]
+    assert [[finding.component for finding in findings] for findings in found] == [["gpu:h2/0"], []]
 
 
 def test_job_that_does_fewer_operations_than_it_used_to_is_slower_without_any_steps() -> None:
@@ -135,26 +136,12 @@ def test_slower_pipeline_accuses_no_stage(grown: Callable[[np.ndarray, np.ndarra
     assert not any(follow_stages(grown))
 
 
-def test_of_two_ranks_nobody_is_named() -> None:
-    assert waited(2, 80.0) == []
-
-
-def test_wait_is_the_ranks_own_that_it_has_on_both_sides_and_beside_gpu_times_receives_alone_are_read(
-    store: Store,
-) -> None:
+def test_wait_is_the_ranks_own_on_both_sides_and_beside_gpu_times_receives_alone_are_read(store: Store) -> None:
     comms = [make(Comm, host=f"h{rank}", rank=rank, nranks=2, gpu=0) for rank in (0, 1)]
     sides = {("send", 0): 30, ("recv", 0): 2, ("send", 1): 47, ("recv", 1): 45}
     told = [
-        make(
-            Transfer,
-            host=f"h{rank}",
-            rank=rank,
-            peer=1 - rank,
-            direction=direction,
-            gpu_wait_ns=ms * MS,
-            wire_ns=None,
-        )
-        for (direction, rank), ms in sides.items()
+        make(Transfer, host=f"h{rank}", rank=rank, peer=1 - rank, direction=side, gpu_wait_ns=ms * MS, wire_ns=None)
+        for (side, rank), ms in sides.items()
     ]
     insert(store, *told, *comms)
     window = Window(T0, T0 + 5 * SECOND)

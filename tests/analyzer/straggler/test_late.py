@@ -1,6 +1,8 @@
 """The late rank is named by what it does itself, and nobody is named for what a job is like."""
 
 import dataclasses
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,8 +45,28 @@ def once(culprit: int, ms: float) -> Extra:
     return lambda step, number, rank: ms if (step, number, rank) == (2, 0, culprit) else 0.0
 
 
-def found(facts: StragglerFacts, job: Job) -> list[Finding]:
-    return find_stragglers(facts, StragglerMemory(), context(job.roster()), StragglerOptions())[0]
+def found(facts: StragglerFacts, job: Job, period_ns: int | None = None) -> list[Finding]:
+    return find_stragglers(facts, StragglerMemory(), context(job.roster(), period_ns=period_ns), StragglerOptions())[
+        0
+    ]
+
+
+def follow(
+    jobs: Iterable[Job], every_s: float = 10.0, period_ns: int | None = None
+) -> tuple[list[list[Finding]], StragglerMemory]:
+    """Return what each evaluation says of a job that does these things in turn, and what is remembered."""
+    memory, said = StragglerMemory(), []
+    for number, each in enumerate(jobs):
+        job = dataclasses.replace(each, begin_ns=round(number * every_s * SECOND))
+        where = context(job.roster(), job.begin_ns, period_ns)
+        findings, memory = find_stragglers(StragglerFacts(job.play()), memory, where, StragglerOptions())
+        said.append(findings)
+    return said, memory
+
+
+def watch(jobs: Iterable[Job], every_s: float = 10.0, period_ns: int | None = None) -> list[list[str]]:
+    """Return which parts each evaluation names."""
+    return [[finding.component for finding in findings] for findings in follow(jobs, every_s, period_ns)[0]]
 
 
 def test_slow_gpu_and_late_process_are_told_apart_with_their_cost_and_what_was_ruled_out() -> None:
@@ -119,15 +141,11 @@ def replicas_of_hosts(replicas: int) -> list[Act]:
 
 def test_a_host_that_is_late_as_a_whole_for_itself_is_waited_for_by_its_like_in_other_pipelines() -> None:
     """Nobody waits in what its GPUs do among themselves; the next stage does, and hands it on to the all-reduce."""
-
-    def late_host(act: int, late_ms: float) -> Job:
-        def extra(step: int, number: int, rank: int) -> float:
-            return late_ms if rank in (2, 3) and number == act else 0.0
-
-        return Job(16, replicas_of_hosts(4), gpus_per_host=2, host=extra)
-
-    assert named(late_host(0, 60.0)) == [("software", "host:h1")]
-    assert named(late_host(2, 15.0)) == [], "it waits for the next stage longer than that"
+    usual = Job(16, replicas_of_hosts(4), gpus_per_host=2)
+    late_by = [lambda _, number, rank: 60.0 * (rank in (2, 3) and number == 0)]
+    late_by += [lambda _, number, rank: 15.0 * (rank in (2, 3) and number == 2)]
+    said = [named(dataclasses.replace(usual, host=extra)) for extra in late_by]
+    assert said == [[("software", "host:h1")], []], "the second waits for the next stage longer than that"
 
 
 def test_stage_with_more_to_do_is_no_fault() -> None:
@@ -178,34 +196,25 @@ def test_stage_is_found_by_following_communicators_of_two(replicas: int) -> None
 def test_rank_that_saves_a_checkpoint_every_few_steps_is_not_blamed(ranks: int) -> None:
     saves = (1, 4, 7, 10)
     job = Job(ranks, world(ranks), steps=12, host=lambda step, act, rank: 300.0 * (step in saves and act + rank == 0))
-    facts, where = StragglerFacts(job.play()), context(job.roster(), period_ns=160 * MS)
-    assert find_stragglers(facts, StragglerMemory(), where, StragglerOptions())[0] == []
+    assert found(StragglerFacts(job.play()), job, 160 * MS) == []
 
 
 @pytest.mark.parametrize("steps_late", [(0, 1, 3, 4), (2, 3, 4)])
-def test_rank_0_that_pauses_in_some_steps_does_what_the_program_asks_until_it_comes_again(
-    steps_late: tuple[int, ...],
-) -> None:
+def test_rank_0_that_pauses_in_some_steps_is_not_named_until_it_comes_again(steps_late: tuple[int, ...]) -> None:
     """Rank 0 alone saves, logs and evaluates; of any other rank the same pauses are its host's."""
 
-    def follow(rank: int) -> list[list[tuple[str, float]]]:
-        memory, said = StragglerMemory(), []
-        for begin_ns in (0, 10_000 * MS):
-            pauses: Extra = lambda step, act, each: 90.0 * (each == rank and act == 0 and step in steps_late)  # noqa: E731
-            job = Job(6, world(6), gpus_per_host=1, host=pauses, begin_ns=begin_ns)
-            where = context(job.roster(), begin_ns, period_ns=200 * MS)
-            findings, memory = find_stragglers(StragglerFacts(job.play()), memory, where, StragglerOptions())
-            said.append([(finding.component, finding.likelihood) for finding in findings])
-        return said
+    def said(rank: int) -> list[list[tuple[str, float]]]:
+        pauses: Extra = lambda step, act, each: 90.0 * (each == rank and act == 0 and step in steps_late)  # noqa: E731
+        looks, _ = follow([Job(6, world(6), gpus_per_host=1, host=pauses)] * 2, period_ns=200 * MS)
+        return [[(finding.component, finding.likelihood) for finding in findings] for findings in looks]
 
-    assert follow(0) == [[], [("host:h0", 0.6)]]
-    assert follow(3) == [[("host:h3", 0.97)]] * 2
+    assert said(0) == [[], [("host:h0", 0.6)]]
+    assert said(3) == [[("host:h3", 0.97)]] * 2
 
 
 def test_rank_0_that_is_late_in_every_step_is_named_at_once_as_is_its_whole_host() -> None:
     job = Job(6, world(6), gpus_per_host=1, steps=9, host=late(0, 90.0))
-    where = context(job.roster(), period_ns=250 * MS)
-    (finding,), _ = find_stragglers(StragglerFacts(job.play()), StragglerMemory(), where, StragglerOptions())
+    (finding,) = found(StragglerFacts(job.play()), job, 250 * MS)
     assert (finding.component, finding.likelihood) == ("host:h0", 0.97)
     job = Job(6, world(6), gpus_per_host=2, host=lambda step, act, rank: 90.0 * (rank < 2 and act == 0 and step < 4))
     assert [component for _, component in named(job)] == ["host:h0"]
@@ -221,42 +230,22 @@ def test_lateness_counts_where_somebody_waits_and_a_throttled_gpu_says_so() -> N
 
 @pytest.mark.parametrize(("ranks", "slow", "component"), [(16, SLOW, "gpu:h1/4"), (4, 2, "gpu:h0/2")])
 def test_a_gpu_that_is_slow_now_and_then_is_named_when_it_comes_again(ranks: int, slow: int, component: str) -> None:
-    memory, said = StragglerMemory(), []
-    for number in range(4):
-        job = Job(ranks, world(ranks), gpu=once(slow, 600.0), begin_ns=number * 10_000 * MS)
-        where = context(job.roster(), number * 10_000 * MS)
-        findings, memory = find_stragglers(StragglerFacts(job.play()), memory, where, StragglerOptions())
-        said.append([finding.component for finding in findings])
-    assert said == [[], [], [component], [component]]
+    job = Job(ranks, world(ranks), gpu=once(slow, 600.0))
+    assert watch([job] * 4) == [[], [], [component], [component]]
 
 
 def test_a_gpu_that_is_slow_now_and_then_is_not_named_where_others_are_too() -> None:
-    memory = StragglerMemory()
-    for number, other in enumerate((3, 5, 7, 9)):
+    def with_odd(other: int) -> Job:
         slow, odd = once(SLOW, 600.0), once(other, 620.0)
-        job = Job(
-            16,
-            world(16),
-            gpu=lambda step, act, rank, slow=slow, odd=odd: slow(step, act, rank) + odd(step - 2, act, rank),  # type: ignore[misc]  # mypy cannot infer lambdas with defaults
-            begin_ns=number * 10_000 * MS,
-        )
-        where = context(job.roster(), number * 10_000 * MS)
-        findings, memory = find_stragglers(StragglerFacts(job.play()), memory, where, StragglerOptions())
-        assert findings == []
-    assert len(memory.slow_steps) == 8
+        return Job(16, world(16), gpu=lambda step, act, rank: slow(step, act, rank) + odd(step - 2, act, rank))
+
+    said, memory = follow(map(with_odd, (3, 5, 7, 9)))
+    assert (said, len(memory.slow_steps)) == ([[]] * 4, 8)
 
 
 def test_of_few_two_gpus_that_are_slow_now_and_then_are_no_fault() -> None:
-    memory = StragglerMemory()
-    for number in range(6):
-        job = Job(
-            4,
-            world(4),
-            gpu=lambda step, act, rank: 600.0 * ((step, act) == (3, 0) and rank in (1, 2)),
-            begin_ns=number * 10_000 * MS,
-        )
-        findings, memory = look(job, memory)
-        assert findings == []
+    job = Job(4, world(4), gpu=lambda step, act, rank: 600.0 * ((step, act) == (3, 0) and rank in (1, 2)))
+    assert watch([job] * 6) == [[]] * 6
 
 
 @pytest.mark.parametrize(("ms", "noise_ms", "is_named"), [(12.0, 0.0, True), (12.0, 4.0, False), (4.0, 0.0, False)])
@@ -278,11 +267,7 @@ def test_hosts_lateness_counts_though_the_others_wait_for_it_operations_later() 
 
 @pytest.mark.parametrize("changes", [0, 1])
 def test_pauses_of_processes_are_never_named_whether_it_is_the_same_one_or_not(changes: int) -> None:
-    memory = StragglerMemory()
-    for number in range(6):
-        job = Job(16, world(16), host=once(changes * number, 900.0), begin_ns=number * 10_000 * MS)
-        findings, memory = look(job, memory)
-        assert findings == []
+    assert watch(Job(16, world(16), host=once(changes * number, 900.0)) for number in range(6)) == [[]] * 6
 
 
 def test_rows_of_unknown_ranks_and_without_sense_are_left_out() -> None:
@@ -293,58 +278,27 @@ def test_rows_of_unknown_ranks_and_without_sense_are_left_out() -> None:
     assert [finding.component for finding in found(StragglerFacts(broken), job)] == ["gpu:h1/4"]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_order_scale_and_repetition_of_the_rows_change_nothing(seed: int) -> None:
-    job = Job(16, tensor_and_data(16, tp=4), gpu=late(SLOW, 60.0), seed=seed)
-    rows = job.play()
-    mixed = rows.take(np.random.default_rng(seed).permutation(len(rows)))
-    times = {name: getattr(mixed, name) * 10 for name in ("dur_ns", "gap_ns", "gpu_ns")}
-    slower = dataclasses.replace(mixed, start_ns=T0 + (mixed.start_ns - T0) * 10, **times)
-    for each in (mixed, slower, rows.take(np.repeat(np.arange(len(rows)), 2))):
-        assert [finding.component for finding in found(StragglerFacts(each), job)] == ["gpu:h1/4"]
-
-
 def test_where_work_differs_much_a_late_rank_is_named_in_a_second_look_of_its_own() -> None:
-    memory, said = StragglerMemory(), []
-    for number in range(4):
-        work = np.random.default_rng(number).normal(100.0, 25.0, (6, 16)).clip(0)
-        job = Job(
-            16,
-            world(16),
-            begin_ns=number * 3_000 * MS,
-            gpu=lambda step, act, rank, work=work: (work[step, rank] + 300.0 * (rank == SLOW)) * (act == 0),  # type: ignore[misc]  # mypy cannot infer lambdas with defaults
+    def uneven(seed: int) -> Job:
+        work = np.random.default_rng(seed).normal(100.0, 25.0, (6, 16)).clip(0)
+        return Job(
+            16, world(16), gpu=lambda step, act, rank: (work[step, rank] + 300.0 * (rank == SLOW)) * (act == 0)
         )
-        where = context(job.roster(), number * 3_000 * MS)
-        findings, memory = find_stragglers(StragglerFacts(job.play()), memory, where, StragglerOptions())
-        said.append([finding.component for finding in findings])
-    assert said == [[], [], ["gpu:h1/4"], ["gpu:h1/4"]]
+
+    assert watch(map(uneven, range(4)), every_s=3.0) == [[], [], ["gpu:h1/4"], ["gpu:h1/4"]]
 
 
 def test_where_work_differs_much_who_is_last_in_more_stretches_than_by_chance_is_named_at_once() -> None:
     work = np.random.default_rng(0).normal(200.0, 90.0, (24, 16)).clip(0)
-
-    def gpu(step: int, act: int, rank: int) -> float:
-        return float(work[step, rank] + 300.0 * (rank == SLOW)) * (act == 0)
-
+    gpu: Extra = lambda step, act, rank: (work[step, rank] + 300.0 * (rank == SLOW)) * (act == 0)  # noqa: E731
     job = Job(16, world(16), gpu=gpu, steps=24)
-    for period_ns, said in ((None, []), (400 * MS, ["gpu:h1/4"])):  # three stretches, or eight
-        where = context(job.roster(), period_ns=period_ns)
-        findings, _ = find_stragglers(StragglerFacts(job.play()), StragglerMemory(), where, StragglerOptions())
-        assert [finding.component for finding in findings] == said
+    assert watch([job], period_ns=None) == [[]], "three stretches"
+    assert watch([job], period_ns=400 * MS) == [["gpu:h1/4"]], "eight"
 
 
 def test_where_one_loses_more_now_and_then_a_late_rank_is_named_in_a_second_look_of_its_own() -> None:
-    memory, said = StragglerMemory(), []
-
-    def gpu(step: int, act: int, rank: int) -> float:
-        return (60.0 * (rank == SLOW) + 600.0 * (rank == 3 and step < 2)) * (act == 0)
-
-    for begin_ns in (0, 10_000 * MS):
-        job = Job(16, world(16), gpu=gpu, begin_ns=begin_ns)
-        where = context(job.roster(), begin_ns, period_ns=160 * MS)
-        findings, memory = find_stragglers(StragglerFacts(job.play()), memory, where, StragglerOptions())
-        said.append([finding.component for finding in findings])
-    assert said == [[], ["gpu:h1/4"]]
+    gpu: Extra = lambda step, act, rank: (60.0 * (rank == SLOW) + 600.0 * (rank == 3 and step < 2)) * (act == 0)  # noqa: E731
+    assert watch([Job(16, world(16), gpu=gpu)] * 2, period_ns=160 * MS) == [[], ["gpu:h1/4"]]
 
 
 def seconds(lead_ns: float) -> StragglerFacts:
@@ -369,9 +323,7 @@ def test_in_sums_of_seconds_nobody_is_named_where_another_is_late_by_nearly_as_m
 
 
 @pytest.mark.parametrize(("each", "more"), [(4, 1), (40, 10)])
-def test_in_sums_a_late_host_is_compared_though_it_ends_operations_of_a_second_in_the_next(
-    each: int, more: int
-) -> None:
+def test_in_sums_a_late_host_is_compared_though_it_ends_operations_a_second_later(each: int, more: int) -> None:
     """The ranks of h1 spend 250 ms of a second less in operations, and end some of them in the next one."""
     process, ts_ns = np.repeat(np.arange(24), 6), np.tile(T0 + np.arange(6) * SECOND, 24)
     is_late, is_odd = process // 8 == 1, np.tile(np.arange(6) % 2 == 1, 24)
@@ -389,9 +341,7 @@ def test_in_sums_a_late_host_is_compared_though_it_ends_operations_of_a_second_i
 @pytest.mark.parametrize(
     ("late", "components"), [([3], ["gpu:h3/0"]), ([3, 7], []), ([2, 3], ["gpu:h2/0", "gpu:h3/0"])]
 )
-def test_in_sums_nobody_is_named_where_stages_of_a_pipeline_are_late_together(
-    late: list[int], components: list[str]
-) -> None:
+def test_in_sums_nobody_is_named_where_stages_are_late_together(late: list[int], components: list[str]) -> None:
     process, ts_ns = np.tile(np.arange(8), 6), np.repeat(T0 + np.arange(6) * SECOND, 8)
     busy_ns = np.where(np.isin(process, late), 400 * MS, 600 * MS + process * MS // 10)
     leads_ns, stage = np.where(np.isin(np.arange(8), late), 70.0 * MS, 40.0 * MS), np.repeat([1, 2], 4)
@@ -405,9 +355,7 @@ def test_in_sums_nobody_is_named_where_stages_of_a_pipeline_are_late_together(
     ("lead_ns", "component", "likelihood"),
     [(70.0 * MS, "gpu:h1/4", 0.97), (0.0, "host:h1", 0.97), (float("nan"), "gpu:h1/4", 0.6)],
 )
-def test_in_sums_of_seconds_the_rank_that_waits_least_is_named(
-    lead_ns: float, component: str, likelihood: float
-) -> None:
+def test_in_sums_the_rank_that_waits_least_is_named(lead_ns: float, component: str, likelihood: float) -> None:
     (finding,) = found(seconds(lead_ns), Job(16, world(16)))
     assert (finding.component, finding.likelihood) == (component, likelihood)
     assert finding.lost_share == pytest.approx(0.3, abs=0.02)
@@ -421,11 +369,8 @@ def test_finding_says_since_when_and_keeps_saying_so_until_it_is_healed() -> Non
     assert first.since_ns is not None
     assert 300 * MS < first.since_ns - T0 < 800 * MS  # three healthy steps of 160 ms come before
     assert again.since_ns == first.since_ns
-    memory = StragglerMemory()
-    for number in range(4):
-        _, memory = look(Job(16, world(16), gpu=late(SLOW, 80.0), begin_ns=number * 5_000 * MS), memory)
-    findings, memory = look(Job(16, world(16), begin_ns=20_000 * MS), memory)
-    assert (findings, memory.straggling_since) == ([], {})
+    said, memory = follow([Job(16, world(16), gpu=late(SLOW, 80.0))] * 4 + [Job(16, world(16))], every_s=5.0)
+    assert (said[-1], memory.straggling_since) == ([], {})
 
 
 def test_who_was_late_is_confirmed_only_by_operations_that_were_not_seen_before() -> None:
@@ -493,23 +438,16 @@ def test_flushes_of_before_the_window_count_where_it_has_too_few_and_confirm_not
 STAGES = pipeline(4, stages=4)
 
 
-def watch(jobs: list[Job], length_s: float = 5.0) -> list[list[str]]:
-    """Return what each evaluation of a job says that does these things one after the other."""
-    memory, said = StragglerMemory(), []
-    for number, job in enumerate(jobs):
-        seen = context(job.roster(), begin_ns=round(number * length_s * SECOND))
-        findings, memory = find_stragglers(StragglerFacts(job.play()), memory, seen, StragglerOptions())
-        said.append([finding.component for finding in findings])
-    return said
+def made_late(job: Job, late_by: str, extra: Extra) -> Job:
+    changed: dict[str, Any] = {late_by: extra}
+    return dataclasses.replace(job, **changed)
 
 
 @pytest.mark.parametrize(("late_by", "component"), [("gpu", "gpu:h2/0"), ("host", "host:h2")])
 def test_stage_without_peers_is_held_against_its_own_past(late_by: str, component: str) -> None:
     """A stage of one rank has nobody to be compared with; its waits for others are inside of operations."""
     usual = Job(4, STAGES, gpus_per_host=1, steps=12)
-    culprit = late(2, 200.0, act=1)
-    is_gpu = late_by == "gpu"
-    slow = dataclasses.replace(usual, gpu=culprit) if is_gpu else dataclasses.replace(usual, host=culprit)
+    slow = made_late(usual, late_by, late(2, 200.0, act=1))
     assert watch([usual, usual, slow, slow]) == [[], [], [component], [component]]
     assert watch([usual, slow]) == [[], []]  # nobody knows yet what is usual
     everybody = dataclasses.replace(usual, gpu=lambda step, act, rank: 100.0)
@@ -535,21 +473,11 @@ def test_two_ranks_are_held_against_their_own_past() -> None:
 def test_all_ranks_of_a_stage_that_is_a_host_are_held_against_their_past(late_by: str, what: str) -> None:
     """Two stages of two ranks: both of a host are late, each the only peer of the other."""
     usual = Job(4, [*pipeline(4, stages=2), *pipeline(4, stages=2)], gpus_per_host=2, steps=12)
-
-    def both(step: int, act: int, rank: int) -> float:
-        return 200.0 * (rank in (2, 3) and act == 1)
-
-    def made_late(by: Extra) -> Job:
-        return dataclasses.replace(usual, gpu=by) if late_by == "gpu" else dataclasses.replace(usual, host=by)
-
-    slow = made_late(both)
-    assert watch([usual, usual, slow]) == [[], [], ["host:h1"]]
-    memory = StragglerMemory()
-    for number, job in enumerate([usual, usual, slow]):
-        seen = context(job.roster(), begin_ns=number * 5 * SECOND)
-        findings, memory = find_stragglers(StragglerFacts(job.play()), memory, seen, StragglerOptions())
-    assert what in findings[0].reason
-    assert watch([usual, usual, made_late(lambda step, act, rank: 200.0)]) == [[], [], []]
+    both: Extra = lambda step, act, rank: 200.0 * (rank in (2, 3) and act == 1)  # noqa: E731
+    first, second, (finding,) = follow([usual, usual, made_late(usual, late_by, both)], every_s=5.0)[0]
+    assert (first, second, finding.component) == ([], [], "host:h1")
+    assert what in finding.reason
+    assert watch([usual, usual, made_late(usual, late_by, lambda step, act, rank: 200.0)]) == [[], [], []]
 
 
 def test_job_that_became_slower_needs_no_more_operations_than_it_still_does_and_a_pause_makes_none_slower() -> None:
@@ -575,8 +503,7 @@ def test_ranks_that_become_known_late_do_not_change_who_was_late() -> None:
     held, steps = PastWaits(held=frozenset({3})), (SlowStep(1, T0, 1.0),)
     memory = StragglerMemory(slow_steps=steps, waits=held, own=(own,), straggling_since={2: since}, roster=without)
     moved = memory.renumbered(roster)
-    assert (moved.slow_steps[0].process, moved.waits.held) == (2, frozenset({4}))
-    assert moved.straggling_since == {3: since}
+    assert (moved.slow_steps[0].process, moved.waits.held, moved.straggling_since) == (2, frozenset({4}), {3: since})
     assert (moved.own, memory.renumbered(without).own) == ((), (own,))
     assert moved.renumbered(without).straggling_since == {2: since}
     assert StragglerMemory(straggling_since={0: since}, roster=roster).renumbered(without).straggling_since == {}

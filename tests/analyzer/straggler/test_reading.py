@@ -163,13 +163,9 @@ def test_flushes_are_summed_by_host(store: Store) -> None:
 
 
 def test_reasons_for_low_clocks_are_known_by_gpu_and_idling_is_none(store: Store) -> None:
-    def reading(gpu: int, throttle: str) -> GpuHealth:
-        unknown = dict.fromkeys(("temp_c", "power_w", "ecc_sbe", "ecc_dbe", "nvlink_errors", "pcie_replays", "util"))
-        return GpuHealth(
-            host="h1", ts_ns=WINDOW.start_ns, gpu=gpu, gpu_uuid="", sm_mhz=900, throttle=throttle, **unknown
-        )
-
-    facts = read(store, reading(0, ""), reading(1, "gpu_idle"), reading(2, "hw_thermal_slowdown"))
+    said = enumerate(("", "gpu_idle", "hw_thermal_slowdown"))
+    told = {"host": "h1", "ts_ns": WINDOW.start_ns, "sm_mhz": 900}
+    facts = read(store, *(make(GpuHealth, gpu=gpu, throttle=throttle, **told) for gpu, throttle in said))
     assert facts.throttled == {("h1", 2): "hw_thermal_slowdown"}
 
 

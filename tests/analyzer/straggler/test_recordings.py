@@ -25,19 +25,8 @@ LATE = {
     "torch_ddp_gpu_r1": "gpu:h1/0",
 }
 IN_TIME = (
-    "K_a2a_const_n228",
-    "f_base",
-    "f_netns_base",
-    "f_netns_egress_r2",
-    "f_pace_r2",
-    "g8_base",
-    "gpu_healthy",
-    "gpu_slow_nic_r4",
-    "pp_healthy",
-    "td_healthy",
-    "td_link_4to6",
-    "torch2",
-    "tree_healthy",
+    "K_a2a_const_n228 f_base f_netns_base f_netns_egress_r2 f_pace_r2 g8_base gpu_healthy gpu_slow_nic_r4 "
+    "pp_healthy td_healthy td_link_4to6 torch2 tree_healthy"
 )
 
 
@@ -64,7 +53,7 @@ def test_the_late_rank_of_a_recording_is_named(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trace", long_except(("gpu_slow_nic_r4", "td_healthy"), IN_TIME))
+@pytest.mark.parametrize("trace", long_except(("gpu_slow_nic_r4", "td_healthy"), IN_TIME.split()))
 def test_nobody_is_named_in_a_recording_without_a_late_rank(
     trace: str, embedded_store: Store, tmp_path: Path, plugin_library: Path
 ) -> None:
