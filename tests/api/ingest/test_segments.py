@@ -12,10 +12,9 @@ from api.ingest import gateway as gateway_module
 from api.ingest import segments
 from api.ingest.checking import Arrival, Bundle, CheckLimits, Rows, check_group
 from api.ingest.gateway import Gateway, GatewayOptions
-from api.ingest.log import Entry, OpenSegment, Segment, list_segments, read_segment
+from api.ingest.log import Entry, OpenSegment, Segment, read_segment
 from api.ingest.segments import KeptRows, Piece, RankClaims, inserts_of, size_of
 from lockstep.batches import encode_batch
-from lockstep.errors import BadBatch
 from lockstep.records import Agent, Comm, Connection, Event, Progress
 from lockstep.store.store import Parameters
 from tests.api.fake_store import FakeStore, away
@@ -60,16 +59,6 @@ def segments_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return read
 
 
-def test_a_bad_batch_is_refused_and_nothing_of_it_is_taken(tmp_path: Path) -> None:
-    store = FakeStore()
-    with running(tmp_path, store) as gateway:
-        bad, good = gateway.take(entry(1, body=b"nothing"), LIMITS), gateway.take(entry(1, agent="h1"), LIMITS)
-        assert isinstance(bad.exception(LIMIT_S), BadBatch)
-        assert good.result(LIMIT_S) == 1
-        assert take(gateway, entry(1)) == [1]
-    assert messages(store) == ["h1/b1/1", "h0/b1/1"]
-
-
 def test_rows_that_memory_has_no_room_for_are_read_from_the_log(tmp_path: Path, segments_read: list[str]) -> None:
     store = FakeStore()
     with running(tmp_path, store, GatewayOptions(segment_s=60_000.0, max_kept_bytes=0, leave_s=PATIENT_S)) as gateway:
@@ -90,16 +79,6 @@ def test_memory_stays_within_its_bound_while_the_store_is_away(tmp_path: Path, s
         eventually(lambda: gateway.backlog_bytes == gateway._kept.size == 0)
     assert messages(store) == [f"h0/b1/{number}" for number in range(1, 13)]
     assert 0 < len(segments_read) < 12
-
-
-def test_what_was_only_in_memory_and_in_the_log_survives_a_restart(tmp_path: Path) -> None:
-    with running(tmp_path, FakeStore(fault=away())) as gateway:
-        take(gateway, entry(1), newer(2), entry(3))
-    assert list_segments(tmp_path) != []
-    store = FakeStore()
-    with running(tmp_path, store) as gateway:
-        assert take(gateway, entry(3), entry(4))[1:] == [4]
-    assert sorted(map(str, messages(store))) == [f"h0/b1/{number}" for number in range(1, 5)]
 
 
 def test_checked_batches_and_those_of_our_own_making_reach_the_store_without_being_read_again(
