@@ -35,7 +35,6 @@ class Check:
 
 
 def while_somebody_asks(check: Check, ready: Callable[[], None], act: Callable[[], None]) -> None:
-    """Do something while another thread waits for what the check says."""
     check.began.clear()
     check.go.clear()
     other = threading.Thread(target=ready)

@@ -121,9 +121,7 @@ def test_open_reads_open_reads_on_this_machine_and_nothing_else(tmp_path: Path) 
         assert api.client.get("/api/v1/incidents", headers={"Host": "localhost:8642"}).status_code == 200
 
 
-def test_scheme_is_written_in_any_case_and_what_is_no_token_or_session_is_refused(
-    shared_api: Api, tokens: dict[Scope, str]
-) -> None:
+def test_scheme_has_any_case_and_what_is_no_token_is_refused(shared_api: Api, tokens: dict[Scope, str]) -> None:
     sent = {"": 401, "Bearer": 401, "Basic YTpi": 401, "Bearer lks_": 401, "lks_0123456789abcdef_x": 401}
     for text, status in (sent | {f"bEARER {tokens['read']}": 200}).items():
         answer = shared_api.client.get("/api/v1/incidents", headers={"Authorization": text})
@@ -173,8 +171,6 @@ NOT_AUDITED = {
 
 @dataclass(frozen=True)
 class World:
-    """An app in which there is one of everything, and an administrator."""
-
     api: Api
     admin: dict[str, str]
 

@@ -33,7 +33,7 @@ from tests.lockstep.state.build import incident
 from tests.tiers import long_except
 
 
-def test_message_whose_outcome_could_not_be_written_is_tried_again(
+def test_message_whose_outcome_was_not_written_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alerts_build, "opened_control", partial(opened_control, lock_wait_ms=50))

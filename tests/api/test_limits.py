@@ -84,7 +84,6 @@ def test_good_token_and_session_are_let_in_from_an_address_whose_made_up_ones_lo
 
 
 def fill_with_made_up_tokens(api: Api) -> None:
-    """Send so many worthless tokens from our address that no more are looked at."""
     tries = [
         api.client.get("/api/v1/incidents", headers=bearer(f"lks_{number:016x}_{'A' * 43}")).status_code
         for number in range(110)
@@ -109,9 +108,7 @@ def test_person_logs_in_from_an_address_that_is_locked_out(tmp_path: Path) -> No
         (ApiSettings(requests_per_s=0, open_reads=True), [200] * 50),
     ],
 )
-def test_open_reads_count_by_address_and_no_limit_is_none(
-    tmp_path: Path, limits: ApiSettings, expected: list[int]
-) -> None:
+def test_open_reads_count_by_address_or_not(tmp_path: Path, limits: ApiSettings, expected: list[int]) -> None:
     with running_api(tmp_path, FakeStore(), settings=Settings(api=limits), clock=StillClock()) as api:
         asked = [api.client.get("/api/v1/incidents", headers=bearer(str(n))) for n in range(len(expected))]
     assert [answer.status_code for answer in asked] == expected
@@ -242,9 +239,7 @@ def test_repeated_act_is_done_once_and_answered_alike(api: Api, admin: str) -> N
     assert made(api) == 1
 
 
-def test_act_is_done_again_without_a_key_and_by_somebody_else_but_not_for_who_is_refused(
-    api: Api, admin: str
-) -> None:
+def test_act_is_done_again_without_a_key_or_by_somebody_else_who_may(api: Api, admin: str) -> None:
     create_token_here(api, admin, key=None)
     create_token_here(api, admin, key=None)
     assert made(api) == 2
@@ -256,7 +251,7 @@ def test_act_is_done_again_without_a_key_and_by_somebody_else_but_not_for_who_is
     assert made(api) == 4
 
 
-def test_mistake_is_answered_alike_and_a_failure_of_ours_tried_again(
+def test_mistake_is_answered_alike_and_our_failure_tried_again(
     api: Api, admin: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> str:

@@ -175,9 +175,7 @@ def test_cursor_gives_its_place_back(place: tuple[int, str]) -> None:
     st.lists(st.tuples(st.integers(0, 5), NAMES), max_size=10),
     st.integers(1, 5),
 )
-def test_items_that_arrive_meanwhile_hide_none_and_double_none(
-    items: set[Key], arriving: list[Key], limit: int
-) -> None:
+def test_items_that_arrive_hide_none_and_double_none(items: set[Key], arriving: list[Key], limit: int) -> None:
     seen = follow(list(items), limit, arriving)
     assert seen == sorted(seen)
     assert len(seen) == len(set(seen))

@@ -233,7 +233,6 @@ def token_cache(control: ControlDatabase, clock: ManualClock) -> TokenCache:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return what the database is asked, from now on."""
     questions: list[str] = []
     for name in ("valid_tokens", "find_token", "detail_requests_by_host"):
         plain = getattr(cache_module, name)

@@ -38,7 +38,6 @@ PAGES = [
 
 
 def find_barriers(page: Page) -> list[str]:
-    """Return what keeps somebody from using the page, as axe finds it."""
     # Through the debugger, as the policy of the page lets no foreign script in.
     page.evaluate(_AXE)
     found: dict[str, Any] = page.evaluate("axe.run(document, {resultTypes: ['violations']})")

@@ -13,8 +13,6 @@ _LIMIT_S = 600
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command printed and how it ended."""
-
     code: int
     out: str
     err: str
@@ -41,7 +39,6 @@ def environment_for(state: Path, **variables: str) -> dict[str, str]:
 
 
 def run_process(*arguments: str, state: Path, **variables: str) -> Outcome:
-    """Run the installed command as a process of its own."""
     done = subprocess.run(
         [LOCKSTEP, *arguments],
         env=environment_for(state, **variables),

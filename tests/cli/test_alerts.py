@@ -43,9 +43,7 @@ def to(api: Api) -> tuple[str, ...]:
     return ("--server", str(api.client.base_url), "--token", api.make_token("admin"))
 
 
-def test_receivers_are_listed_and_messages_to_them_listed_and_replayed(
-    lockstep: Run, api: Api, to: tuple[str, ...]
-) -> None:
+def test_receivers_and_messages_are_listed_and_replayed(lockstep: Run, api: Api, to: tuple[str, ...]) -> None:
     listed = lockstep("alerts", "list", *to)
     assert listed.code == 0
     assert "disabled" in listed.out

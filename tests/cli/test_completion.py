@@ -16,7 +16,6 @@ from tests.waiting import LIMIT_S
 
 
 def typed_in_bash(line: str) -> dict[str, str]:
-    """Return what bash tells of a line with the cursor at its end."""
     words = line.split(" ")
     return {"_LOCKSTEP_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
 
@@ -95,5 +94,4 @@ echo "${COMPREPLY[@]}"
     done = subprocess.run(
         ["bash", "--norc", "-ec", script], env=environment, capture_output=True, text=True, check=False, timeout=120
     )
-
     assert (done.stdout, done.stderr) == ("approve\n", "")

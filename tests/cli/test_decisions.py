@@ -33,9 +33,7 @@ def to(api: Api) -> tuple[str, ...]:
     return ("--server", str(api.client.base_url), "--token", api.make_token("act"))
 
 
-def test_decisions_are_listed_with_every_alternative_and_a_person_s_word_reaches_the_planner(
-    lockstep: Run, to: tuple[str, ...], api: Api
-) -> None:
+def test_decisions_are_listed_and_a_person_s_word_kept(lockstep: Run, to: tuple[str, ...], api: Api) -> None:
     listed, shown = lockstep("decisions", "list", *to), lockstep("decisions", "show", "d1", *to)
     assert (listed.code, shown.code) == (0, 0)
     assert "a spare is cheaper than waiting" in listed.out
@@ -64,7 +62,7 @@ def api_with_nodes_out(api: Api) -> Api:
     return api
 
 
-def test_nodes_out_of_service_are_listed_and_a_person_s_word_on_them_reaches_the_planner(
+def test_nodes_out_are_listed_and_a_person_s_word_kept(
     lockstep: Run, api_with_nodes_out: Api, to: tuple[str, ...]
 ) -> None:
     listed = lockstep("isolations", "list", *to)

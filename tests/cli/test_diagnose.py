@@ -154,7 +154,7 @@ def test_what_cannot_be_captured_is_one_sentence_and_nothing_is_overwritten(lock
     assert (tmp_path / "a").read_text() == "precious"
 
 
-def test_running_job_is_saved_as_directory_and_as_archive_and_of_an_unknown_one_nothing_is_left(
+def test_running_job_is_saved_and_of_an_unknown_one_nothing_left(
     lockstep: Run, tmp_path: Path, embedded_store: Store
 ) -> None:
     new = tmp_path / "new"
@@ -210,7 +210,6 @@ def test_each_run_is_judged_by_itself_and_what_is_missing_is_named(lockstep: Run
     assert f"{tmp_path / 'bad_rank_0'}: " in told.err
     assert "broken.tar.zst" in told.err, "one bad capture keeps nothing else from being told"
     assert f"not a recording that Lockstep reads: {tmp_path / 'night' / 'README'}" in told.err
-
     page = tmp_path / "page.html"
     (tmp_path / "night").rename(tmp_path / "[b]night")
     assert f"{tmp_path}/[b]night: flight-recorder" in lockstep("explain", tmp_path / "[b]night").out

@@ -24,7 +24,6 @@ from tests.waiting import LIMIT_S
 
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[Api]:
-    """A server that has taken h3 out of service."""
     with running_api(tmp_path, FakeStore()) as running:
         save_incidents(running.parts.control, [incident("i1")], None)
         save_decisions(running.parts.control, [decision("d1", created_ns=4 * 10**18)], None)

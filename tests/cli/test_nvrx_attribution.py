@@ -20,8 +20,6 @@ def decision(action: Action = "restart_process", **changes: object) -> Decision:
 
 
 class Server:
-    """What a Lockstep server says of each job."""
-
     def __init__(self) -> None:
         self.newest: Decision | None = None
         self.is_away = False

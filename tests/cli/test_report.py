@@ -62,7 +62,6 @@ def matrix(hosts: int = 8, nics: int = 4, slow: tuple[int, int] | None = (3, 1))
 
 
 def steps(*lengths: float) -> StepTimes:
-    """Steps that begin every second."""
     return [(T0 + number * NS_PER_S, length) for number, length in enumerate(lengths)]
 
 
@@ -182,8 +181,6 @@ WHOLE = described(found(), of=matrix(), step_times=steps(1.0, 1.0, 2.0, 2.0))
 
 
 class _Tags(HTMLParser):
-    """Collects the tags of a page, with what they refer to."""
-
     def __init__(self, page: str) -> None:
         super().__init__()
         self.tags: list[str] = []
@@ -196,7 +193,6 @@ class _Tags(HTMLParser):
 
 
 def pictures(page: str) -> list[ElementTree.Element]:
-    """Return the drawings of a page; they have to be whole XML."""
     return [ElementTree.fromstring(text) for text in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
 
 

@@ -31,7 +31,6 @@ def running(
     alone: bool = False,
     **more: str,
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Start `lockstep run -- COMMAND`, with the ring directory of the test."""
     with subprocess.Popen(
         [LOCKSTEP, "run", *options, "--", *command],
         stdin=subprocess.PIPE,
@@ -51,7 +50,6 @@ def running(
 
 
 def run(*command: str, folder: Path, given: bytes = b"", **more: Any) -> tuple[int, bytes, bytes]:
-    """Return exit code, standard output and standard error of a command that was run to its end."""
     with running(*command, folder=folder, **more) as process:
         out, err = process.communicate(given, timeout=LIMIT_S)
         return process.returncode, out, err
@@ -208,9 +206,7 @@ def test_exception_that_was_caught_is_none() -> None:
     assert uncaught.exception is not None
 
 
-def test_report_is_never_put_over_something_that_is_no_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_report_is_never_put_over_what_is_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     link, pipe, victim = tmp_path / "link", tmp_path / "pipe", tmp_path / "victim"
     victim.write_text("precious")
     link.symlink_to(victim)

@@ -46,7 +46,6 @@ def test_paths_without_a_topology_are_one_sentence(lockstep: Run) -> None:
 
 
 def serve(service: str, address: str, environment: dict[str, str]) -> str:
-    """Let a service run until it is ready, tell it to stop, and return what it said."""
     command = [LOCKSTEP, "serve", service]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -95,16 +94,13 @@ def test_analyzer_is_ready_until_it_is_told_to_stop_and_lets_go_of_its_role(tmp_
 
 
 def holder_of(control: ControlDatabase, shard: Shard) -> int:
-    """Return the process that holds a lease; 0 where none does."""
     with control.read() as connection:
         holder = connection.execute(select(LEASES.c.holder).where(LEASES.c.name == shard.name)).scalar()
     return int(holder.split("/")[1]) if holder else 0
 
 
 @pytest.mark.slow
-def test_analyzers_that_share_the_jobs_are_processes_that_come_back_and_leave_with_the_first(
-    tmp_path: Path, database_url: str
-) -> None:
+def test_analyzers_that_share_jobs_come_back_and_leave_with_the_first(tmp_path: Path, database_url: str) -> None:
     address, shards = free_address(), Shard.all_of(3)
     environment = environment_for(
         tmp_path,

@@ -67,7 +67,7 @@ def test_plan_follows_hosts_days_retention_and_the_machines_there_are(lockstep: 
     assert "1 shards of 2 replicas: 2 nodes" in told
 
 
-def test_store_is_migrated_and_a_capture_loaded_once_and_a_backup_restored_into_an_empty_store(
+def test_store_is_migrated_loaded_once_and_restored(
     lockstep: Run, state: Path, capture: Path, tmp_path: Path
 ) -> None:
     check_failure(lockstep("store", "load", capture), "run `lockstep store migrate` first")
@@ -102,9 +102,7 @@ def test_store_is_migrated_and_a_capture_loaded_once_and_a_backup_restored_into_
     assert rows_in(status(lockstep, LOCKSTEP_STATE_DIR=str(fresh)), "events") == 3
 
 
-def test_store_that_cannot_be_used_is_one_sentence_without_its_password(
-    lockstep: Run, tmp_path: Path, state: Path
-) -> None:
+def test_store_that_is_none_is_one_sentence_and_no_password(lockstep: Run, tmp_path: Path, state: Path) -> None:
     check_failure(lockstep("store", "load", tmp_path / "absent"), "there is no such file or directory")
     assert not state.exists()
     (tmp_path / "file").write_text("")

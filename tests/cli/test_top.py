@@ -69,11 +69,8 @@ def to(api: Api) -> tuple[str, ...]:
     return ("--server", str(api.client.base_url), "--token", api.make_token("read"))
 
 
-def test_one_picture_has_jobs_incidents_agents_and_what_waits_and_json_the_same(
-    lockstep: Run, to: tuple[str, ...], api: Api
-) -> None:
+def test_one_picture_has_jobs_incidents_agents_and_what_waits(lockstep: Run, to: tuple[str, ...], api: Api) -> None:
     shown = lockstep("top", "--once", *to)
-
     assert (shown.code, shown.err) == (0, "")
     assert "h3's eth1 sends at a tenth of its rate, says Zoë" in shown.out
     assert "lockstep decisions approve d1" in shown.out
@@ -81,7 +78,6 @@ def test_one_picture_has_jobs_incidents_agents_and_what_waits_and_json_the_same(
     assert "Agents, 1 reporting, 1 not well" in shown.out
     assert "h17" in shown.out
     told = json.loads(lockstep("top", "--json", *to).out)
-
     assert [one["job"]["job"] for one in told["jobs"]] == ["train"]
     assert (told["jobs"][0]["job"]["condition"], told["jobs"][0]["ratio"]) == ("slow", 1.42)
     assert told["incidents"][0]["verdict"]["class"] == "comm_slow"
@@ -91,7 +87,6 @@ def test_one_picture_has_jobs_incidents_agents_and_what_waits_and_json_the_same(
     check_failure(lockstep("top", "--once", *to[:2]), "this needs a token")
     with Client(to[1], api.make_token("act")) as client:
         client.reject("d1", "not now")
-
     assert json.loads(lockstep("top", "--json", *to).out)["waiting"] == []
 
 
@@ -102,7 +97,6 @@ def test_server_that_is_not_there_is_one_sentence_and_a_bad_interval_bad_usage(l
 
 
 def watched(url: str, is_enough: Callable[[str], bool]) -> tuple[list[str], ManualClock]:
-    """Watch a server until a picture is enough; return the pictures and the clock that was waited on."""
     stop, clock, pictures = threading.Event(), ManualClock(), list[str]()
 
     def show(shown: RenderableType) -> None:
@@ -128,7 +122,6 @@ def test_server_that_is_away_is_said_and_shown_again_when_it_is_back() -> None:
 
     with serving(Handler) as url:
         pictures, clock = watched(url, lambda text: "Lockstep 9.9" in text)
-
     assert len(pictures) == 3
     assert "the store is away; trying again every 2 s" in pictures[0]
     assert "the store is away" not in pictures[2]
@@ -146,7 +139,6 @@ def test_what_was_known_stays_while_the_server_is_away() -> None:
 
     with serving(Handler) as url:
         pictures, _ = watched(url, lambda text: "answered 502" in text)
-
     assert "Lockstep 9.9" in pictures[-1]
     assert "analysis 42 s behind" in pictures[-1]
     assert "what follows is what was known before" in pictures[-1]
@@ -154,7 +146,6 @@ def test_what_was_known_stays_while_the_server_is_away() -> None:
 
 def test_nobody_at_the_address_is_waited_for_and_a_refusal_that_will_not_pass_ends_it() -> None:
     pictures, clock = watched(unused_address(), lambda _: False)
-
     assert all("no Lockstep server answers at" in picture for picture in pictures)
     assert clock.now_ns() == 50 * 2 * SECOND
     with answering(401, b'{"detail": "this token is unknown"}') as url, pytest.raises(ServerRefused, match="unknown"):
@@ -165,7 +156,6 @@ def test_nobody_at_the_address_is_waited_for_and_a_refusal_that_will_not_pass_en
 def test_bars_are_as_many_as_values_and_the_longest_is_full(values: list[float]) -> None:
     drawn = draw_bars(tuple(values))
     shown = values[-20:]
-
     assert len(drawn) == (len(shown) if max(shown, default=0) > 0 else 0)
     assert not drawn or drawn[shown.index(max(shown))] == "█"
 

@@ -17,7 +17,6 @@ def written(folder: Path, topology: Topology = FABRIC, name: str = "topology.jso
 
 
 def altered(**facts: object) -> Topology:
-    """Return the fabric with another last link."""
     return FABRIC.model_copy(update={"links": (*FABRIC.links[:-1], FABRIC.links[-1].model_copy(update=facts))})
 
 

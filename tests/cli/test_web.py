@@ -43,7 +43,6 @@ def with_tls(folder: Path) -> ApiSettings:
 
 @contextmanager
 def serving(server: WebServer) -> Iterator[int]:
-    """Run the server in a thread and give its port; at the end it leaves as after a signal."""
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
@@ -174,7 +173,6 @@ def test_whom_a_proxy_stands_for_is_believed_only_where_one_is_set(is_behind: bo
 
 
 def write_certificate(folder: Path, password: bytes | None = None) -> tuple[Path, Path]:
-    """Write a certificate for 127.0.0.1 and its key; return both files."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.now(UTC)

@@ -30,7 +30,6 @@ def metrics_in(text: str) -> set[str]:
 
 
 def told_configuration() -> str:
-    """Return what the README tells people to write into prometheus.yml."""
     (told,) = re.findall(r"^```yaml\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
     return str(told)
 

@@ -88,7 +88,6 @@ def default_values() -> Document:
 
 
 def render_chart(changes: Mapping[str, Any] | None = None) -> str:
-    """Return all objects as text; `changes` replaces values of the first level."""
     described = chart()
     dot = {
         "Values": default_values() | dict(changes or {}),
@@ -100,15 +99,12 @@ def render_chart(changes: Mapping[str, Any] | None = None) -> str:
 
 
 def objects(text: str) -> dict[str, Document]:
-    """Return the objects by their kind."""
     found = [document for document in yaml.safe_load_all(text) if document]
     return {document["kind"]: document for document in found}
 
 
 @dataclass(frozen=True)
 class Pod:
-    """One pod, of a chart with the given values."""
-
     spec: Document
     node: Mapping[str, str]
 
@@ -135,7 +131,6 @@ class Pod:
 
     @property
     def host_paths(self) -> dict[str, str]:
-        """Return path in the container -> path on the node."""
         volumes = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in self.spec["volumes"]}
         mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in self.container["volumeMounts"]}
         return {inside: path for inside, path in mounts.items() if path}

@@ -54,14 +54,12 @@ class LocalCompose:
         return running
 
     def is_healthy(self, name: str) -> bool:
-        """Run the service's own health check."""
         kind, program, *arguments = self.compose.services[name].health
         assert (kind, program) == ("CMD", "python")
         command = [sys.executable, *(self._here(argument) for argument in arguments)]
         return run_to_end(command, {}).returncode == 0
 
     def run(self, name: str, *words: str) -> "CompletedProcess[str]":
-        """Run a command of ours where the service runs, as `docker compose exec` does."""
         return run_to_end([LOCKSTEP, *words], self.environment(name))
 
     def environment(self, name: str) -> dict[str, str]:
@@ -75,7 +73,6 @@ class LocalCompose:
         return environment | {"TMPDIR": str(self._volume("tmp"))}
 
     def published(self, name: str) -> str:
-        """Return the address of a service's published port."""
         (port,) = self.compose.services[name].ports
         return f"http://127.0.0.1:{self._port(str(port.target))}"
 

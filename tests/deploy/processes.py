@@ -19,8 +19,6 @@ _READY_S = 180.0  # three services import at once on a busy machine
 
 
 class Running:
-    """A process whose output goes to a file beside it."""
-
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], directory: Path) -> None:
         self.name = name
         self._log = directory / f"{name}.log"
@@ -43,16 +41,13 @@ class Running:
         assert self._process.poll() is None, f"{self.name} ended with {self._process.returncode}:\n{self.output}"
 
     def wait(self, limit_s: float) -> int:
-        """Return its exit code."""
         return self._process.wait(limit_s)
 
     def stop(self) -> int:
-        """Ask it to end, as Docker and systemd do, and return its exit code."""
         self._process.send_signal(signal.SIGTERM)
         return self.wait(STOP_S)
 
     def kill(self) -> None:
-        """End it if it has not ended; for the way out of a test that failed."""
         self._process.kill()
         self._process.wait()
 

@@ -121,7 +121,6 @@ def test_collector_without_any_works_and_says_what_it_may_not(tmp_path: Path) ->
 
 def test_the_unit_grants_what_the_questions_need_and_nothing_else() -> None:
     granted = read_unit("lockstep-collector.service").only("AmbientCapabilities").split()
-
     assert set(granted) == set[str]().union(*NEEDED.values())
     assert NEEDED.keys() == QUESTIONS.keys()
 
@@ -134,5 +133,4 @@ def test_these_capabilities_are_enough(question: str, place: Path, ask: Ask) -> 
 @pytest.mark.parametrize(("question", "missing"), [(q, c) for q, needed in NEEDED.items() for c in sorted(needed)])
 def test_without_one_of_them_the_kernel_refuses(question: str, missing: str, place: Path, ask: Ask) -> None:
     refusal = ask(question, NEEDED[question] - {missing}, place)
-
     assert bool(re.search(r"PermissionError|Permission denied|not permitted", refusal)) != is_free_for_all(question)

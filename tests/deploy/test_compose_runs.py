@@ -37,7 +37,6 @@ STOPPED = [("planner", 0), ("analyzer", 0), ("api", 0)]  # in the order they are
 
 @pytest.fixture
 def local(tmp_path: Path, secrets: Path) -> Iterator[LocalCompose]:
-    """The compose file, with its ClickHouse up and empty and nothing else started."""
     with served(COMPOSE, tmp_path / "clickhouse", secrets) as clickhouse:
         local = LocalCompose(COMPOSE, tmp_path, secrets, clickhouse)
         yield local
@@ -46,14 +45,12 @@ def local(tmp_path: Path, secrets: Path) -> Iterator[LocalCompose]:
 
 @pytest.fixture
 def units(tmp_path: Path) -> Iterator[LocalUnits]:
-    """The units, none of them started."""
     units = LocalUnits(tmp_path)
     yield units
     units.kill_all()
 
 
 def start_all(local: LocalCompose) -> list[Running]:
-    """Start our services as compose would, each when those it waits for are where they must be."""
     serving = []
     for service in COMPOSE.start_order():
         if service.is_ours:
@@ -84,20 +81,16 @@ def ask(server: ClickHouseServer, user: str, password: Path, sql: str) -> str:
 
 
 @pytest.mark.needs_root
-def test_the_whole_file_starts_takes_a_batch_and_stops_and_writes_nothing_outside_its_volumes(
-    local: LocalCompose, secrets: Path
-) -> None:
+def test_the_whole_file_starts_takes_a_batch_and_stops_read_only(local: LocalCompose, secrets: Path) -> None:
     local.read_only = True
     serving = start_all(local)
     client = GatewayClient(local.published("api"), make_token(local), agent=HOST)
     now_ns = time.time_ns()  # the store forgets what is older than its retention
     counters = make(NicCounter, host=HOST, nic="mlx5_3", ts_ns=now_ns)
     heartbeat = make(Agent, host=HOST, version="0.0.9", ts_ns=now_ns)
-
     receipt = client.send(
         Batch("test", 1, encode_batch({"nic_counters": rows(counters), "agents": rows(heartbeat)}), rows=2)
     )
-
     client.close()
     assert receipt.watermark == 1
     grafana = partial(ask, local.clickhouse, "grafana", secrets / "grafana-store-password")
@@ -119,21 +112,15 @@ def check_reads_telemetry_and_nothing_more(as_grafana: Callable[[str], str]) -> 
     assert "ACCESS_DENIED" in as_grafana("SELECT * FROM file('/etc/passwd', LineAsString)")
 
 
-def test_without_the_migration_the_api_says_what_to_do_and_a_wrong_password_ends_it_untold(
-    local: LocalCompose, secrets: Path
-) -> None:
+def test_without_migration_the_api_says_so_and_a_password_is_never_told(local: LocalCompose, secrets: Path) -> None:
     api = local.start("api")
-
     assert api.wait(LIMIT_S) == 1
     assert re.fullmatch(
         r"lockstep: the store lacks 0001_job_tables, .*: run `lockstep store migrate` first\n", api.output
     )
-
     (secrets / "store-password").unlink()
     (secrets / "store-password").write_text("guessed")
-
     migrate = local.start("migrate")
-
     assert migrate.wait(LIMIT_S) == 1
     assert "refuses" in migrate.output
     assert "guessed" not in migrate.output
@@ -148,7 +135,6 @@ def test_the_services_user_backs_up_and_restores_but_owns_nothing_else(local: Lo
     backup = local.run("migrate", "store", "backup", "monday")
     as_lockstep("DROP DATABASE lockstep SYNC")
     restore = local.run("migrate", "store", "restore", "monday")
-
     assert (backup.returncode, restore.returncode) == (0, 0), backup.stderr + restore.stderr
     assert (local.clickhouse.data / "backups/monday").is_dir()
     assert as_lockstep("SELECT host FROM lockstep.events") == "before\n"
@@ -163,7 +149,6 @@ def test_the_units_start_and_the_collectors_heartbeat_is_stored(units: LocalUnit
     listening = {"LOCKSTEP_API_LISTEN": url.removeprefix("http://"), "LOCKSTEP_API_OPEN_METRICS": "true"}
     head = read_unit("lockstep.service"), listening
     collector = read_unit("lockstep-collector.service"), {"LOCKSTEP_COLLECTOR_SERVER": url}
-
     up = units.start(*head)
     up.wait_until(lambda: answers(f"{url}/readyz"))
     made = units.run(*head, "token", "create", name, "--scope", "ingest", "--host", name)
@@ -171,7 +156,6 @@ def test_the_units_start_and_the_collectors_heartbeat_is_stored(units: LocalUnit
     units.load_credential(collector[0], made.stdout)
     collect = units.start(*collector)
     collect.wait_until(lambda: 'batches_total{result="accepted"}' in metrics(url))
-
     assert collect.stop() == 0, collect.output
     assert up.stop() == 0, up.output
     with open_store(f"chdb://{units.environment(*head)['LOCKSTEP_STATE_DIR']}/store") as store:

@@ -18,8 +18,6 @@ PROJECT: dict[str, Any] = tomllib.loads((REPO / "pyproject.toml").read_text())  
 
 @dataclass(frozen=True)
 class Stage:
-    """One FROM and what follows it."""
-
     image: str
     steps: tuple[tuple[str, str], ...]
 
@@ -32,7 +30,6 @@ class Stage:
 
 
 def read_stages() -> list[Stage]:
-    """Return the stages of the Dockerfile, continued lines joined and comments left out."""
     lines = [line for line in DOCKERFILE.read_text().splitlines() if not line.lstrip().startswith("#")]
     text = re.sub(r"\\\n\s*", "", "\n".join(lines))
     steps = [(name, rest) for name, _, rest in (line.partition(" ") for line in text.splitlines() if line)]

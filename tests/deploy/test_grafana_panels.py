@@ -27,7 +27,6 @@ Found = list[dict[str, object]]
 
 
 def progress(rank: int, *, enqueued: int, done: int, open_s: int | None) -> Progress:
-    """Return how far a rank has come at T0, with an operation that is open for so long."""
     is_open = {} if open_s is None else {"oldest_open_ns": T0 - open_s * SECOND, "head_state": "wire"}
     return make(Progress, rank=rank, enqueued=enqueued, started=done, done=done, **is_open)
 

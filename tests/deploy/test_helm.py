@@ -73,7 +73,6 @@ def test_topology_and_key_for_clocks_are_where_the_settings_say(topology: dict[s
     settings = {"LOCKSTEP_COLLECTOR_PROBES": True, "LOCKSTEP_COLLECTOR_COMPARE_CLOCKS": "true"}
     pod = make_pod({"topology": topology, "clockKeySecret": "clock-key", "settings": settings})
     mounted = {mount["mountPath"]: mount["name"] for mount in pod.container["volumeMounts"]}
-
     assert (pod.settings.collector.probes, pod.settings.collector.compare_clocks) == (True, True)
     assert mounted[str(pod.settings.collector.topology)] == "topology"
     assert mounted[str(pod.settings.collector.clock_key_file)] == "clock-key"
@@ -169,8 +168,6 @@ def test_the_first_container_makes_the_directories_as_a_host_has_them(tmp_path: 
     declared = re.findall(
         r"^d /run/lockstep/(\S+) +(\d+) root", (REPO / "collector/systemd/lockstep.tmpfiles").read_text(), re.M
     )
-
     subprocess.run(["setpriv", "--bounding-set=-all", "--inh-caps=-all", *command], check=True, umask=0o022)
-
     made = {str(path.relative_to(tmp_path)): f"{path.stat().st_mode & 0o7777:04o}" for path in tmp_path.rglob("*")}
     assert made == dict(declared)

@@ -24,7 +24,6 @@ def gateway() -> Iterator[FakeGateway]:
 
 
 def start(pod: Pod, directory: Path) -> Running:
-    """Start the container with its mounts below a directory; it can write nowhere but in its spool."""
     state, token = directory / "state", directory / "token"
     state.mkdir(exist_ok=True)
     token.write_text(TOKEN)
@@ -52,15 +51,11 @@ def live_once(pod: Pod, directory: Path, gateway: FakeGateway) -> None:
         collector.kill()
 
 
-def test_pod_starts_answers_the_kubelet_sends_and_goes_on_after_its_renewal(
-    tmp_path: Path, gateway: FakeGateway
-) -> None:
+def test_pod_starts_answers_sends_and_goes_on_after_its_renewal(tmp_path: Path, gateway: FakeGateway) -> None:
     node = {"spec.nodeName": "gpu-017", "status.hostIP": "127.0.0.1"}
     pod = make_pod({"server": gateway.url, "port": free_port()}, node)
-
     live_once(pod, tmp_path, gateway)
     live_once(pod, tmp_path, gateway)
-
     assert list((tmp_path / "state/spool").glob("*.batch")) == [], "all was sent"
     assert {(batch.agent, batch.token) for batch in gateway.received} == {("gpu-017", f"Bearer {TOKEN}")}
     assert len({batch.boot for batch in gateway.received}) == 2

@@ -52,7 +52,6 @@ EACH = [pytest.param(rule, id=rule["alert"]) for rule in RULES]
 
 @pytest.fixture(scope="module")
 def on_collector() -> Labels:
-    """Every metric that a real agent serves, with the labels that it has."""
     port, clock = free_port(), HastyClock()
     with FakeGateway() as gateway, running(NumberedSource("a"), server=gateway.url, clock=clock) as agent:
         stop = serve_metrics(agent, f"127.0.0.1:{port}", clock)
@@ -65,7 +64,6 @@ def on_collector() -> Labels:
 
 @pytest.fixture(scope="module")
 def on_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Labels]:
-    """The same of a real server."""
     folder = tmp_path_factory.mktemp("server")
     settings = Settings(alerts=AlertSettings(targets=(target("am", "alertmanager"),)))
     with open_store(f"chdb://{folder / 'store'}") as store:
@@ -102,7 +100,7 @@ def tried() -> dict[str, set[bool]]:
 
 
 @pytest.mark.parametrize("rule", EACH)
-def test_alert_has_all_that_it_takes_was_tried_and_has_a_runbook(
+def test_alert_is_whole_was_tried_and_has_a_runbook(
     rule: Rule, labels_of: Labels, tried: dict[str, set[bool]]
 ) -> None:
     named = metrics_in(rule["expr"])
@@ -138,7 +136,6 @@ def test_rules_are_told_apart_from_alerts_of_our_own_and_tell_every_class_once()
 def test_promtool_has_nothing_to_say(what: str, files: list[Path]) -> None:
     command = [find_promtool(), what, "rules", *map(str, files)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("SUCCESS") == len(files) == 2
 
@@ -147,7 +144,6 @@ def test_links_become_the_site_s_own_by_the_commands_of_the_manual(tmp_path: Pat
     commands = [line for line in README.splitlines() if line.startswith("sed ")]
     here = [line.replace(">/etc/prometheus/", f">{tmp_path}/") for line in commands]
     subprocess.run(["sh", "-ec", "\n".join(here)], cwd=REPO, check=True, timeout=LIMIT_S)
-
     made = {file.name: file.read_text() for file in tmp_path.iterdir()}
     assert made.keys() == {file.name for file in FILES}
     assert not any(BASE in text for text in made.values())
@@ -159,7 +155,6 @@ def test_scrape_configuration_is_one_and_has_the_names_that_the_rules_know(tmp_p
     (tmp_path / "prometheus.yml").write_text(told)
     command = ["check", "config", "--syntax-only", str(tmp_path / "prometheus.yml")]
     done = subprocess.run([find_promtool(), *command], capture_output=True, text=True, check=False)
-
     assert done.returncode == 0, done.stdout + done.stderr
     jobs = {job["job_name"] for job in yaml.safe_load(told)["scrape_configs"]}
     assert jobs == {name for file in FILES for name in re.findall(r'up\{job="([\w-]+)"\}', file.read_text())}
@@ -173,7 +168,6 @@ def test_every_metric_is_in_the_manual_and_the_manual_names_no_other(on_collecto
     listed = {
         name for row in re.findall(r"^\| (`lockstep_[^|]+)\|", OPERATIONS, re.MULTILINE) for name in metrics_in(row)
     }
-
     drawn = {name for panel in panels() for name in metrics_in(panel.target.get("expr", ""))}
     assert drawn
     assert drawn <= on_server.keys()

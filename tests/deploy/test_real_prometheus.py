@@ -55,18 +55,14 @@ _OFTEN = "global: {scrape_interval: 2s, scrape_timeout: 2s, evaluation_interval:
 
 @dataclass(frozen=True)
 class Prometheus:
-    """A running one."""
-
     url: str
 
     def ask(self, path: str, **parameters: str) -> Any:
-        """Return the data of an answer of its API, which must be a success."""
         answer = httpx.get(f"{self.url}/api/v1/{path}", params=parameters, timeout=30, trust_env=False)
         assert answer.is_success, answer.text
         return answer.json()["data"]
 
     def health(self) -> dict[str, str]:
-        """Return how the target of each scrape job does, with the reason where it is not up."""
         found = self.ask("targets", state="active")["activeTargets"]
         return {target["labels"]["job"]: target["lastError"] or target["health"] for target in found}
 
@@ -74,7 +70,6 @@ class Prometheus:
         return bool(self.ask("series", **{"match[]": metric}))
 
     def draw(self, expression: str) -> list[Any]:
-        """Return the lines that Grafana would draw of the last minute."""
         now_s = time.time()
         found: list[Any] = self.ask("query_range", query=expression, start=str(now_s - 60), end=str(now_s), step="1")[
             "result"
@@ -84,7 +79,6 @@ class Prometheus:
 
 @contextmanager
 def prometheus(folder: Path, places: Mapping[str, str], alertmanager_url: str) -> Iterator[Prometheus]:
-    """Start it with our rules and the README's configuration, in which `places` stand for addresses and paths."""
     if shutil.which(PROGRAM) is None:
         pytest.skip(f"{PROGRAM} is not installed: system-packages.txt")
     config, port = folder / "prometheus.yml", free_port()
@@ -133,7 +127,6 @@ class Site:
         return {alert["labels"]["alertname"]: alert for alert in self.manager.alerts()}
 
     def hears(self, name: str) -> dict[str, Any]:
-        """Wait until an alert has come to Alertmanager, and return it."""
         eventually(lambda: name in self.firing(), LIMIT_S)
         return self.firing()[name]
 
@@ -182,7 +175,6 @@ def places_of(folder: Path, server_port: int, collector_port: int) -> dict[str, 
 
 @contextmanager
 def busy(site: Site) -> Iterator[None]:
-    """Let the collector report, a job make steps, and an action against an incident fail."""
     with open_control(f"sqlite:///{site.folder / 'head' / 'control.db'}") as control:
         tokens = {
             host: create_token(control, scope="ingest", host=host, name=host, now_ns=1) for host in (HOST, OTHER_HOST)
@@ -203,14 +195,12 @@ def busy(site: Site) -> Iterator[None]:
 def test_what_holds_reaches_alertmanager_with_its_runbook_and_ends_with_its_reason(site: Site) -> None:
     assert site.hears("LockstepNoTelemetry")["annotations"]["runbook_url"] == f"{BASE}/operations.md#no-telemetry"
     site.hears("LockstepHostSilent")
-
     with busy(site):
         check_that_everything_is_there(site.prometheus)
         eventually(lambda: not {"LockstepNoTelemetry", "LockstepHostSilent"} & site.firing().keys(), LIMIT_S)
         assert site.hears("LockstepJobSlow")["annotations"]["runbook_url"] == f"{BASE}/operations.md#comm_slow"
         for name in ("LockstepActionFailed", "LockstepAction", "LockstepIncident"):  # the rule's, and two of our own
             site.hears(name)
-
     site.server.kill()
     site.hears("LockstepServerDown")
     check_runbooks(site.manager)

@@ -15,7 +15,6 @@ PINS: dict[str, str] = {canonicalize_name(name): pin for name, _, pin in (line.p
 
 
 def make_bill(roles: str) -> dict[str, str]:
-    """Return what `make sbom` writes; the file is no part of a package."""
     make_document = runpy.run_path(str(REPO / "deploy/sbom.py"))["make_document"]
     document = json.loads(json.dumps(make_document(roles.split(","))))
     assert (document["bomFormat"], document["metadata"]["component"]["name"]) == ("CycloneDX", "lockstep")

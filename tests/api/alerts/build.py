@@ -98,7 +98,6 @@ class Alerts:
     holder: str = "test"
 
     def round(self, after_s: float = 0.0) -> None:
-        """Let time pass, do one round, and wait for every receiver."""
         self.clock.advance(after_s)
         self.begin_round()
         self.service.wait()
@@ -114,7 +113,6 @@ class Alerts:
 
 @contextmanager
 def alerting(folder: Path, *targets: Target, timeout_s: float = 60.0, **settings: Any) -> Iterator[Alerts]:
-    """Give a service with these receivers; what it sends takes real time, what it waits for does not."""
     clock = ManualClock(T0)
     chosen = AlertSettings.model_construct(**{**AlertSettings().model_dump(), **settings, "targets": targets})
     outside = Outside(SystemClock(), LOOPBACK, timeout_s)

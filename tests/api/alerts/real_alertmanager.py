@@ -21,12 +21,9 @@ PROGRAM = "prometheus-alertmanager"
 
 @dataclass(frozen=True)
 class Alertmanager:
-    """A running one."""
-
     url: str
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Return what fires, oldest first."""
         found: list[dict[str, Any]] = httpx.get(f"{self.url}/api/v2/alerts", trust_env=False, timeout=LIMIT_S).json()
         return sorted(found, key=lambda alert: str(alert["labels"]["alertname"] + alert["labels"].get("subject", "")))
 
@@ -44,7 +41,6 @@ class Alertmanager:
 
 @contextmanager
 def alertmanager(folder: Path, receiver_url: str) -> Iterator[Alertmanager]:
-    """Start it, wait until it is ready, and end it."""
     if shutil.which(PROGRAM) is None:
         pytest.skip(f"{PROGRAM} is not installed")
     config = folder / "alertmanager.yml"

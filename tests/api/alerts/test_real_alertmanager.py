@@ -22,7 +22,6 @@ def firing(manager: Alertmanager) -> list[tuple[str, str]]:
 
 
 def notified(hook: Receiver, status: str) -> list[list[str]]:
-    """Return the subjects of each notification of this status."""
     told: list[dict[str, Any]] = [got.document for got in hook.got]
     return [
         sorted(alert["labels"].get("subject", "") for alert in document["alerts"])

@@ -55,9 +55,7 @@ def test_schedule_is_that_of_standard_webhooks_and_nothing_comes_back_together()
 
 
 @given(st.text(max_size=20), st.integers(1, len(DELAYS_S) - 1), st.floats(0, 10**6))
-def test_nobody_is_tried_earlier_than_the_schedule_or_the_receiver_says(
-    event: str, tries: int, wait_s: float
-) -> None:
+def test_nobody_is_tried_earlier_than_schedule_or_receiver_say(event: str, tries: int, wait_s: float) -> None:
     due_ns = next_try_ns(event, tries, 0, wait_s)
     assert due_ns is not None
     asked_s = min(wait_s, 24 * 3600)

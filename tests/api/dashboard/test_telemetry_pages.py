@@ -28,7 +28,6 @@ from tests.planner.checkpoints.build import NOW_NS, OLD_NS, copy_real
 
 
 def embedded(text: str, name: str) -> dict[str, list[object]]:
-    """Return the data that a picture on the page is drawn from."""
     found = re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', text, re.DOTALL)
     assert found
     data: dict[str, list[object]] = json.loads(found[1])

@@ -45,9 +45,7 @@ def arrival(*records: HostRecord, is_fabric: bool = False, received_ns: int = T0
         (PORT, "h1 reports on switches, which needs a token of scope fabric"),
     ],
 )
-def test_what_no_honest_agent_says_is_refused_with_its_reason_and_neighbours_pass(
-    record: HostRecord, reason: str
-) -> None:
+def test_what_no_honest_agent_says_is_refused_and_neighbours_pass(record: HostRecord, reason: str) -> None:
     neighbour = Arrival(Entry("h2", "b1", 1, T0, encode_batch({"events": rows(make(Event, host="h2"))})), LIMITS)
     (verdict, other), taken = check_group([arrival(make(Agent, host="h1"), record), neighbour])
     assert verdict is not None

@@ -32,7 +32,6 @@ UNCUT = GatewayOptions(segment_s=60_000.0, leave_s=PATIENT_S)  # one segment for
 
 
 def acknowledge(gateway: Gateway, *entries: Entry) -> list[int]:
-    """Hand over entries at once and return their watermarks, once all are acknowledged."""
     return [future.result(LIMIT_S) for future in [gateway.submit(one) for one in entries]]
 
 
@@ -107,9 +106,7 @@ def settle(gateway: Gateway) -> None:
     gateway._cut_when_due = cut  # type: ignore[method-assign]
 
 
-def test_what_is_still_checked_is_waited_for_up_to_twice_a_segment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_still_checked_is_waited_for_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A group of a hundred batches takes longer than the pause that would be a lull."""
     free, rounds, check, cut = threading.Event(), list[bool](), checking.check_group, Gateway._cut_when_due
 
@@ -180,9 +177,7 @@ def test_batch_that_comes_again_at_once_or_later_is_acknowledged_again_and_kept_
     assert (counted(gateway, "accepted"), counted(gateway, "repeated")) == (3, 4)
 
 
-def test_group_is_written_and_synced_at_once_and_its_rows_are_one_insert_per_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_group_is_synced_at_once_and_one_insert_per_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     appended: list[int] = []
     append = OpenSegment.append
 
@@ -314,9 +309,7 @@ def test_full_backlog_refuses_until_the_store_has_taken_it(tmp_path: Path) -> No
     assert messages(store) == ["h0/b1/1", "h0/b1/2"]
 
 
-def test_full_disk_acknowledges_nothing_and_leaves_the_log_as_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_acknowledges_nothing_and_leaves_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FakeStore()
     with running(tmp_path, store, UNCUT) as gateway:
         with monkeypatch.context() as patch:
@@ -375,9 +368,7 @@ def test_second_gateway_on_the_same_log_is_refused_until_the_first_is_closed(tmp
         pass
 
 
-def test_a_batch_that_two_gateways_acknowledged_is_stored_once_whichever_comes_first(
-    tmp_path: Path, control: ControlDatabase
-) -> None:
+def test_a_batch_that_two_gateways_acknowledged_is_stored_once(tmp_path: Path, control: ControlDatabase) -> None:
     store, down = FakeStore(), FakeStore(fault=away())
     first, second = tmp_path / "first", tmp_path / "second"
     with running(first, down, UNCUT, BatchClaims(control)) as gateway:
@@ -392,9 +383,7 @@ def test_a_batch_that_two_gateways_acknowledged_is_stored_once_whichever_comes_f
     assert sorted(map(str, messages(store))) == expected
 
 
-def test_a_batch_in_the_log_of_a_dead_gateway_is_stored_by_the_one_that_was_asked_next(
-    tmp_path: Path, control: ControlDatabase
-) -> None:
+def test_a_batch_of_a_dead_gateway_is_stored_by_who_is_asked_next(tmp_path: Path, control: ControlDatabase) -> None:
     left = OpenSegment(tmp_path, 5)
     left.append([entry(1), entry(2)])  # killed before the segment was cut, and before anybody heard of 2
     left._file.close()

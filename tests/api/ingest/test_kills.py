@@ -37,8 +37,6 @@ KILLS = 3  # a thousand more are in tests/e2e/test_chaos.py, in the long tier
 
 @dataclass
 class ApiProcess:
-    """`lockstep serve api` as a process that can be killed and started again."""
-
     environment: dict[str, str]
     port: int
     process: "subprocess.Popen[bytes] | None" = None
@@ -225,9 +223,7 @@ REPO = Path(__file__).parents[3]
 
 
 @pytest.mark.slow
-def test_wherever_a_gateway_dies_its_next_life_has_every_batch_once(
-    clickhouse: ClickHouseServer, tmp_path: Path
-) -> None:
+def test_wherever_a_gateway_dies_the_next_has_every_batch_once(clickhouse: ClickHouseServer, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.api.ingest.crash_child", clickhouse.url_for("crash"), str(tmp_path)]
     told = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=600, check=True).stdout
     lives = [tuple(map(int, line.split())) for line in told.splitlines()]
@@ -238,7 +234,6 @@ def test_wherever_a_gateway_dies_its_next_life_has_every_batch_once(
 
 
 def miscounted(url: str) -> list[object]:
-    """Return what is not exactly as it was sent: raw rows, roll-up, heartbeats."""
     with open_store(url) as store:
         raw = store.query("SELECT seq, count() AS n FROM collectives GROUP BY seq ORDER BY seq").to_pylist()
         rolled = store.query("SELECT seq, sum(n) AS n FROM operations GROUP BY seq ORDER BY seq").to_pylist()

@@ -48,7 +48,6 @@ def two_tables(number: int) -> Entry:
 
 @pytest.fixture
 def segments_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the names of the segments that are read from the log, from now on."""
     read: list[str] = []
 
     def watched(path: Path) -> Segment:
@@ -81,9 +80,7 @@ def test_memory_stays_within_its_bound_while_the_store_is_away(tmp_path: Path, s
     assert 0 < len(segments_read) < 12
 
 
-def test_checked_batches_and_those_of_our_own_making_reach_the_store_without_being_read_again(
-    tmp_path: Path, segments_read: list[str]
-) -> None:
+def test_batches_in_memory_are_stored_without_being_read_again(tmp_path: Path, segments_read: list[str]) -> None:
     store = FakeStore()
     with running(tmp_path, store, GatewayOptions(segment_s=60_000.0, leave_s=PATIENT_S)) as gateway:
         assert take(gateway, entry(1)) == [1]
@@ -93,9 +90,7 @@ def test_checked_batches_and_those_of_our_own_making_reach_the_store_without_bei
     assert segments_read == []
 
 
-def test_rows_do_not_pile_up_before_a_disk_that_does_not_keep_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_do_not_pile_up_before_a_disk_that_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, ready = FakeStore(), threading.Event()
     append = OpenSegment.append
 
@@ -129,7 +124,7 @@ def test_rows_do_not_pile_up_before_a_disk_that_does_not_keep_up(
 
 @pytest.mark.parametrize("groups", [(8,), (1,) * 8, (3, 3, 2), (1, 6, 1)])
 @pytest.mark.parametrize("unread", [(), (0,), (1, 2)])
-def test_parts_are_the_same_from_memory_and_from_the_log(
+def test_parts_are_the_same_from_the_log(
     groups: Sequence[int], unread: Sequence[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their tokens are the same too: other rows under one of them would be lost or doubled."""

@@ -51,9 +51,7 @@ def test_settings_hold_until_somebody_stores_another(api: Api) -> None:
     assert api.get("/api/v1/policies").json()["items"] == [answer.json()]
 
 
-def test_stored_policy_wins_and_each_version_is_kept_with_who_changed_it_and_why(
-    api: Api, admin: dict[str, str]
-) -> None:
+def test_stored_policy_wins_and_each_version_is_kept_with_who_and_why(api: Api, admin: dict[str, str]) -> None:
     answer = put(api, admin, '"0"', "quiet week", nodes_out=1)
     assert (answer.status_code, answer.headers["ETag"]) == (200, '"1"')
     stored = current_policy(api.parts.control)

@@ -49,7 +49,7 @@ def hosts_api(tmp_path_factory: pytest.TempPathFactory, shared_store: Store) -> 
         ("nics", ("host", "nic"), [(host, nic) for host in ("h0", "h1", "h2") for nic in ("eth0", "eth1")]),
     ],
 )
-def test_every_machine_is_listed_once(
+def test_each_machine_comes_once(
     hosts_api: Api, path: str, names: tuple[str, ...], every: list[tuple[object]]
 ) -> None:
     since = {} if path == "hosts" else {"since_s": 86_400}
@@ -69,7 +69,7 @@ def test_devices_of_one_host_and_hosts_of_one_job_can_be_chosen(hosts_api: Api) 
     check_problem(hosts_api.get("/api/v1/hosts/h9"), 404, "not-found")
 
 
-def test_agent_tells_which_readings_are_missing_and_one_that_ended_in_order_is_not_silent(
+def test_agent_tells_what_is_missing_and_one_that_ended_in_order_is_not_silent(
     hosts_api: Api, shared_store: Store
 ) -> None:
     now_ns = hosts_api.parts.clock.now_ns()
@@ -143,9 +143,7 @@ def test_matrix_and_lags_of_the_last_window_and_of_any_stretch_can_be_asked_for(
         ({"attempt": 70_000}, 422, "attempt"),
     ],
 )
-def test_stretch_of_time_that_makes_no_sense_is_refused(
-    jobs_api: Api, query: dict[str, int], status: int, says: str
-) -> None:
+def test_stretch_that_makes_no_sense_is_refused(jobs_api: Api, query: dict[str, int], status: int, says: str) -> None:
     for path in ("matrix", "lags"):
         answer = jobs_api.get(f"{JOB}/{path}", query)
         assert says in check_problem(answer, status, "bad-input" if status == 400 else "bad-request")

@@ -65,9 +65,7 @@ def test_decision_that_expired_or_does_nothing_or_is_unknown_is_not_approved(api
     check_problem(order("d9", "undo"), 404, "not-found")
 
 
-def test_each_part_of_a_plan_is_approved_by_itself_also_when_the_incident_is_over(
-    api: Api, actor: dict[str, str]
-) -> None:
+def test_each_part_of_a_plan_is_approved_by_itself_also_when_all_is_over(api: Api, actor: dict[str, str]) -> None:
     closed = incident("i1").model_copy(update={"state": "closed", "closed_because": "the node was replaced"})
     save_incidents(api.parts.control, [closed], None)
     publish(api, "giver", job="small", action="reconfigure", part_of="p1", trigger="node h3 joined")
@@ -106,9 +104,7 @@ def test_word_on_an_isolated_node_is_kept_with_who_said_it(api: Api, actor: dict
     assert [(each["kind"], each["who"], each["why"]) for each in item["orders"]] == [(kind, "ada", "I know")]
 
 
-def test_part_that_is_sent_back_is_named_by_whoever_sent_it_or_by_the_uuid_that_telemetry_knows(
-    api: Api, actor: dict[str, str]
-) -> None:
+def test_part_that_is_sent_back_is_named_by_its_sender_or_by_telemetry(api: Api, actor: dict[str, str]) -> None:
     put(api.parts.store, [reading("h3", gpu, f"GPU-{gpu}", T0) for gpu in (0, 1)])
     isolate(api, component="gpu:h3/1")
     given = api.client.post("/api/v1/isolated/h3/rma", json={}, headers=actor).json()

@@ -26,7 +26,6 @@ SMALL = Settings(gateway=GatewaySettings(max_batch_mb=1))
 
 @pytest.fixture
 def light_api(tmp_path: Path) -> Iterator[Api]:
-    """An app of one's own whose store is in memory."""
     with running_api(tmp_path, FakeStore(), settings=SMALL) as running:
         yield running
 
@@ -108,7 +107,7 @@ def test_what_was_heard_is_known_after_a_restart(tmp_path: Path) -> None:
     assert len(store.column("events", "message")) == 2
 
 
-def test_alertmanager_that_was_told_to_come_again_loses_and_doubles_nothing(
+def test_who_was_told_to_come_again_loses_and_doubles_nothing(
     light_api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submit, calls = light_api.parts.gateway.submit, 0

@@ -55,8 +55,6 @@ def series_of(metrics: SystemMetrics) -> Series:
 
 
 class NoJobs(FakeStore):
-    """A store in which nobody trains."""
-
     def query(self, sql: str, parameters: Mapping[str, object] | None = None) -> pa.Table:
         return pa.table({})
 
@@ -178,7 +176,7 @@ def test_running_process_counts_what_others_write_and_no_label_counts_ranks(api:
     assert labels <= states | {"version", "class", "job", "action", "mode", "result", "source", "le"}
 
 
-def test_store_or_control_database_that_is_away_leaves_its_gauges_out_and_is_named(
+def test_store_or_control_that_is_away_is_named_instead_of_gauges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:

@@ -33,7 +33,6 @@ def log_in(api: Api, scope: Scope = "act", place: str = "/") -> httpx.Response:
 
 
 def session_of(answer: httpx.Response) -> dict[str, str]:
-    """Return the header that a browser would send."""
     return {"Cookie": f"{SESSION_COOKIE}={answer.cookies[SESSION_COOKIE]}"}
 
 

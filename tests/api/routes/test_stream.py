@@ -29,8 +29,6 @@ PERIOD_S = 0.005
 
 
 class Heard(NamedTuple):
-    """One event as a browser would get it."""
-
     number: int
     name: str
     subject: str
@@ -186,7 +184,6 @@ def save_change(control: ControlDatabase, *names: str) -> None:
 
 
 async def collect(made: ChangeFeed, known: int, count: int) -> list[str]:
-    """Return what the next changes are about."""
     heard: list[str] = []
     async with asyncio.timeout(60):
         async for page in made.follow(known):
@@ -226,9 +223,7 @@ def test_listener_that_was_away_hears_each_thing_once_as_it_is_now(control: Cont
     assert asyncio.run(listen(known)) == ["b", "a"]
 
 
-def test_listener_far_behind_is_served_from_the_database(
-    control: ControlDatabase, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_listener_far_behind_is_served_from_disk(control: ControlDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "KEPT", 2)
     monkeypatch.setattr(feed_module, "PAGE", 3)
     names = [f"i{number}" for number in range(10)]

@@ -107,9 +107,7 @@ def test_test_message_says_at_once_what_the_receiver_said(api: Api, admin: dict[
     assert [line.what for line in list_audit(api.parts.control, 9)].count("test_target") == 2
 
 
-def test_receiver_inside_the_site_is_refused_as_it_is_made_or_changed_unless_it_is_allowed(
-    api: Api, admin: dict[str, str]
-) -> None:
+def test_receiver_inside_the_site_is_refused_made_or_changed_unless_allowed(api: Api, admin: dict[str, str]) -> None:
     inside = {"url": "http://169.254.169.254/latest/meta-data", "secrets": [SECRET]}
     refused = api.client.post("/api/v1/webhooks", json=HOOK | inside, headers=admin)
     assert "LOCKSTEP_ALERTS_ALLOW='[\"169.254.169.254\"]'" in check_problem(refused, 400, "bad-input")
@@ -171,9 +169,7 @@ def test_receiver_whose_key_is_lost_says_so_and_the_others_go_on(api: Api, admin
     assert api.get("/api/v1/webhooks/ops").json()["health"] is None
 
 
-def test_lost_receiver_is_neither_tried_nor_enabled_and_comes_back_with_address_and_secrets(
-    api: Api, admin: dict[str, str]
-) -> None:
+def test_lost_receiver_is_neither_tried_nor_enabled_until_it_is_whole_again(api: Api, admin: dict[str, str]) -> None:
     make(api, admin)
     lose_key(api)
     for act in ("test", "enable"):

@@ -33,7 +33,6 @@ ALL = IncidentFilter()
 
 
 def list_shown(control: ControlDatabase, wanted: IncidentFilter, limit: int) -> list[IncidentView]:
-    """Return incidents as they are shown, each read and checked anew."""
     stored = page_incidents(control, **dict(wanted), limit=limit)
     outcomes = outcomes_of(control, [each.id for each in stored])
     return [view_incident(read_document(Incident, each.document), outcomes.get(each.id)) for each in stored]
@@ -67,7 +66,7 @@ def test_quick_list_says_what_the_thorough_one_says(control: ControlDatabase) ->
     assert render_page(control, ALL, 3, (T0 + 2, "i2")).next is None
 
 
-def test_page_that_is_kept_is_rendered_anew_as_soon_as_something_was_written_or_after_a_second(
+def test_kept_page_is_rendered_anew_after_a_write_or_a_second(
     control: ControlDatabase,
 ) -> None:
     clock = ManualClock()
@@ -102,7 +101,7 @@ def test_incidents_are_chosen_by_class_and_by_the_part_that_the_verdict_names(co
     assert [each.id for each in list_shown(control, IncidentFilter(fault_class="comm_hang"), 10)] == ["i3"]
 
 
-def test_page_that_was_up_to_date_a_moment_ago_is_shown_unless_something_was_written_here(
+def test_page_of_a_moment_ago_is_shown_unless_something_was_written_here(
     control: ControlDatabase,
 ) -> None:
     clock = ManualClock(T0)
@@ -208,7 +207,7 @@ def test_who_was_told_is_there_also_when_the_message_told_of_others_too(control:
     assert (told.subject, told.what, told.ts_ns) == ("pager", "pager is sent incident.opened: waiting", at(1))
 
 
-def test_entries_stand_in_the_order_of_their_places_and_an_outcome_is_the_word_of_a_person(
+def test_entries_stand_in_their_order_and_an_outcome_is_a_person_s_word(
     control: ControlDatabase,
 ) -> None:
     with pytest.raises(NotPresent, match="there is no incident 'i1'"):
@@ -249,9 +248,7 @@ def test_event_on_a_host_of_the_job_is_a_change(shared_store: Store, control: Co
     assert len(find_changes(shared_store, control, fault("e"), before_s=10_000)) == len(found) + 1
 
 
-def test_neighbour_other_nccl_collector_or_topology_is_a_change(
-    shared_store: Store, control: ControlDatabase
-) -> None:
+def test_neighbour_other_nccl_agent_or_topology_is_a_change(shared_store: Store, control: ControlDatabase) -> None:
     load_job(shared_store, "new")
     put(shared_store, [make(Comm, job="noisy", host="new-h1", init_ns=SINCE - SECOND)])
     put(shared_store, [make(Comm, job="new", attempt=1, host="new-h0", init_ns=SINCE, nccl_version="2.29.1")])

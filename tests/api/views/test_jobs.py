@@ -27,9 +27,7 @@ def store(shared_store: Store) -> Store:
     return shared_store
 
 
-def test_job_that_sends_is_running_with_its_size_and_one_that_is_silent_has_ended(
-    store: Store, control: ControlDatabase
-) -> None:
+def test_job_that_sends_is_running_and_one_that_is_silent_has_ended(store: Store, control: ControlDatabase) -> None:
     job = find_job(store, control, "a", NOW)
     assert (job.condition, job.because) == ("running", "")
     assert (job.ranks, job.hosts, job.nccl_version) == (4, 2, "2.28.9")
@@ -47,9 +45,7 @@ def test_job_that_sends_is_running_with_its_size_and_one_that_is_silent_has_ende
         list_ranks(store, "a", 3, NOW)
 
 
-def test_open_incident_says_how_the_job_is_and_who_hangs_is_not_called_slow(
-    store: Store, control: ControlDatabase
-) -> None:
+def test_incident_says_how_the_job_is_and_who_hangs_is_not_slow(store: Store, control: ControlDatabase) -> None:
     known = {"global_slow": "slow", "comm_slow": "slow", "telemetry_lost": "unseen", "noncomm_hang": "hung"}
     for fault_class, condition in (known | {"crash": "crashed"}).items():
         save_incidents(control, [incident_on("nic:h3/eth1", "i1", job="a", fault_class=fault_class)], None)
@@ -118,9 +114,7 @@ def test_steps_come_newest_first_with_the_slowest_rank_told_before_found(store: 
     assert (only.source, only.step_s, only.start_ns) == ("told", 2.0, T0 + 5)
 
 
-def test_job_of_a_capture_with_nothing_but_steps_is_listed_with_the_newest(
-    store: Store, control: ControlDatabase
-) -> None:
+def test_job_of_a_capture_of_steps_is_listed_with_the_newest(store: Store, control: ControlDatabase) -> None:
     told = rows(*(step("only-steps", number, 0, T0 + number * SECOND, 0.25) for number in range(5)))
     info = CaptureInfo(job="only-steps", start_ns=T0, end_ns=NOW, hosts=("only-steps-h0",))
     load_capture(store, Capture(info, tables={"steps": told}))

@@ -88,9 +88,7 @@ def test_host_of_the_topology_is_listed_also_when_it_is_silent(shared_store: Sto
     assert hosts["h0"].incidents == ()
 
 
-def test_host_tells_what_runs_there_and_one_that_nobody_knows_is_not_there(
-    shared_store: Store, control: ControlDatabase
-) -> None:
+def test_host_tells_what_runs_there_if_anybody_knows_it(shared_store: Store, control: ControlDatabase) -> None:
     load_job(shared_store, "runs")
     put(shared_store, [reading("runs-h1", 0, "GPU-q", NOW), counters("runs-h1", "eth0", NOW, tx_bytes=1)])
     host = find_host(shared_store, control, None, "runs-h1", NOW)
@@ -210,9 +208,7 @@ def test_host_has_the_history_of_all_its_parts(shared_store: Store, control: Con
     assert (part.incidents, part.severe_events) == (1, 2)
 
 
-def test_gpu_that_moved_after_it_was_named_is_flagged_where_it_is_now(
-    shared_store: Store, control: ControlDatabase
-) -> None:
+def test_gpu_that_moved_after_it_was_named_is_flagged_there(shared_store: Store, control: ControlDatabase) -> None:
     put(shared_store, [reading("r0", 3, "GPU-bad", T0 - SECOND), reading("r7", 0, "GPU-bad", T0 + 5 * DAY)])
     save_incidents(control, [incident_on("gpu:r0/3", "i1")], None)
     flags = {part.component: part.flags for part in list_parts(shared_store, control, LATER) if part.flags}
@@ -258,9 +254,7 @@ def test_part_that_is_named_after_its_repair_is_flagged(shared_store: Store, con
     assert [each.state for each in part.out_of_service] == ["returned"]
 
 
-def test_part_without_a_history_is_not_there_and_a_name_of_none_refused(
-    shared_store: Store, control: ControlDatabase
-) -> None:
+def test_part_without_a_history_or_a_name_is_not_there(shared_store: Store, control: ControlDatabase) -> None:
     with pytest.raises(NotPresent, match="no events for nic:zz/eth9 in the last 90 days"):
         find_part(shared_store, control, "nic:zz/eth9", LATER)
     for name in ("", "nic", "nic:", ":x", "job:train", "rank:3", "nic:\0", "nic:" + "x" * 300):
