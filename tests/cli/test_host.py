@@ -61,17 +61,6 @@ def collecting(
             agent.kill()
 
 
-@pytest.mark.slow
-def test_agent_sends_until_it_is_told_to_stop(tmp_path: Path, token_file: str) -> None:
-    with FakeGateway() as gateway, collecting(tmp_path, gateway, token_file) as agent:
-        eventually(lambda: len(gateway.received) >= 1)
-        agent.send_signal(signal.SIGTERM)
-        said, _ = agent.communicate(timeout=LIMIT_S)
-    assert (agent.returncode, said) == (0, b"")
-    assert {(batch.agent, batch.token) for batch in gateway.received} == {("h7", "Bearer lks_secret")}
-    assert len(gateway.received) >= 2, "the end sends what is left"
-
-
 def ask(address: Path, question: bytes) -> bytes:
     """Return the agent's answer; nothing where it is not there yet, or where the question came too slowly for it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asker, suppress(OSError):

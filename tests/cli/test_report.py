@@ -142,19 +142,15 @@ def test_step_times_are_a_row_of_bars_of_which_the_longest_shows() -> None:
     assert printed(described(step_times=steps(0.0, 0.0)))[-1] == "step time ▁▁ 0 to 0 s"
 
 
+STANDSTILL = "the job stands still, 64 ranks wait, 32 GPU-hours lost"
+SLOWNESS = "steps take 1.25 times as long, 1,000 ranks wait, 200 GPU-hours lost"
+
+
 @pytest.mark.parametrize(
     ("lasted_s", "fault_class", "impact", "hours", "words"),
     [
-        (
-            3_600,
-            "comm_slow",
-            cost(1.25, 1_000),
-            200.0,
-            "steps take 1.25 times as long, 1,000 ranks wait, 200 GPU-hours lost",
-        ),
-        (1_800, "comm_hang", cost(None, 64), 32.0, "the job stands still, 64 ranks wait, 32 GPU-hours lost"),
-        (1_800, "noncomm_hang", cost(None, 64), 32.0, "the job stands still, 64 ranks wait, 32 GPU-hours lost"),
-        (1_800, "crash", cost(None, 64), 32.0, "the job stands still, 64 ranks wait, 32 GPU-hours lost"),
+        (3_600, "comm_slow", cost(1.25, 1_000), 200.0, SLOWNESS),
+        *((1_800, hang, cost(None, 64), 32.0, STANDSTILL) for hang in ("comm_hang", "noncomm_hang", "crash")),
         (45, "comm_slow", cost(None, 0), None, "what it costs is not known"),
         (3_600, "comm_slow", cost(0.5, 10), 0.0, "10 ranks wait"),
         (36, "comm_slow", cost(2.0, 1), 0.005, "steps take 2.00 times as long, 1 rank waits, 0.005 GPU-hours lost"),

@@ -85,14 +85,6 @@ def test_planner_with_paths_keeps_both_duties_up_and_lets_go_of_its_role(tmp_pat
     check_role_is_free("planner", tmp_path / "state")
 
 
-@pytest.mark.slow
-def test_analyzer_is_ready_until_it_is_told_to_stop_and_lets_go_of_its_role(tmp_path: Path) -> None:
-    address = free_address()
-    messages = serve("analyzer", address, environment_for(tmp_path, LOCKSTEP_ANALYZER_LISTEN=address))
-    assert re.search(r'"event": "service is up"', messages)
-    check_role_is_free("analyzer", tmp_path)
-
-
 def holder_of(control: ControlDatabase, shard: Shard) -> int:
     with control.read() as connection:
         holder = connection.execute(select(LEASES.c.holder).where(LEASES.c.name == shard.name)).scalar()

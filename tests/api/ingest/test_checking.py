@@ -7,14 +7,13 @@ from concurrent.futures import Future
 import pyarrow as pa
 import pytest
 
-from api.ingest.checking import Arrival, BatchChecker, Bundle, CheckLimits, Rows, check_group, join_rows
+from api.ingest.checking import Arrival, BatchChecker, Bundle, CheckLimits, Rows, check_group
 from api.ingest.log import Entry
 from lockstep.arrow import schema_of
-from lockstep.batches import encode_batch, read_batch
+from lockstep.batches import encode_batch
 from lockstep.errors import BadBatch, GatewayFull
 from lockstep.records import Event
 from lockstep.tables import TABLE_BY_NAME
-from tests.api.ingest.build import newer_batch
 from tests.builders import T0, make, rows
 
 LIMITS = CheckLimits(max_bytes=1 << 20, max_rows=100)
@@ -128,17 +127,6 @@ def test_every_bad_batch_of_a_group_has_its_own_reason() -> None:
     assert verdicts == [None] * 3
     assert _hosts(found) == ["h0", "h2"]
     assert check_group([_arrival("h1", nothing)])[0] == [None]
-
-
-def test_batches_of_agents_of_two_releases_are_joined_apart_and_both_fit_their_table() -> None:
-    old, new = _batch("h1"), newer_batch("new")
-    pieces = [read_batch(body, LIMITS.max_bytes, LIMITS.max_rows) for body in (old, new, old)]
-    joined = join_rows(pieces)
-    assert [table.num_rows for table in joined.values()] == [2, 1]
-    assert ["novelty" in table.schema.names for table in joined.values()] == [False, True]
-    verdicts, found = check_group([_arrival("h1", old), _arrival("h0", new), _arrival("h1", old)])
-    assert verdicts == [None] * 3
-    assert _hosts(found) == ["h1", "h1", "h0"]
 
 
 def test_what_is_sound_goes_on_in_order_and_what_is_bad_is_answered_at_once(checker: BatchChecker, log: Log) -> None:

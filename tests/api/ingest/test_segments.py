@@ -149,7 +149,7 @@ def rows_of(*entries: Entry) -> Rows:
     return rows
 
 
-def test_a_segment_comes_back_in_its_order_read_or_not() -> None:
+def test_rows_are_kept_in_their_order_as_long_as_they_fit_and_make_room_when_forgotten() -> None:
     kept = KeptRows(1 << 20)
     pieces: list[Piece] = [rows_of(entry(1), entry(2)), [entry(3)], rows_of(entry(4))]
     for piece in pieces:
@@ -157,33 +157,21 @@ def test_a_segment_comes_back_in_its_order_read_or_not() -> None:
         kept.add(2, piece, ())
     assert kept.get(1) == kept.get(2) == pieces
     assert kept.get(3) is None
-
-
-def test_what_does_not_fit_is_not_kept_and_what_fitted_before_stays() -> None:
+    kept = KeptRows(len(entry(1).body))
+    kept.add(1, [entry(1)], ())
+    kept.add(2, [entry(2)], ())
+    assert (kept.size, kept.get(2)) == (len(entry(1).body), None), "unread batches count with their bodies"
     one = rows_of(entry(1), entry(2))
     kept = KeptRows(size_of(one) * 2)
     kept.add(1, one, ())
     for _ in range(5):
         kept.add(2, one, ())
         assert kept.size <= size_of(one) * 2
-    assert kept.get(1) == [one]
-    assert kept.get(2) is None
-    assert kept.size == size_of(one)
-
-
-def test_unread_batches_count_with_their_bodies_and_what_is_forgotten_makes_room() -> None:
-    kept = KeptRows(len(entry(1).body))
-    kept.add(1, [entry(1)], ())
-    assert kept.size == len(entry(1).body)
-    kept.add(2, [entry(2)], ())
-    assert kept.get(2) is None
-    one = rows_of(entry(1))
-    kept = KeptRows(size_of(one))
-    kept.add(1, one, ())
+    assert (kept.get(1), kept.get(2), kept.size) == ([one], None, size_of(one)), "what fitted before stays"
     kept.forget(1)
     assert (kept.size, kept.get(1)) == (0, None)
-    kept.add(2, one, ())
-    assert kept.get(2) == [one]
+    kept.add(3, one, ())
+    assert kept.get(3) == [one]
 
 
 def test_rows_hold_on_to_nothing_of_their_batch_but_themselves() -> None:

@@ -5,7 +5,6 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -26,7 +25,6 @@ from tests.api.views.build import NOW, heartbeat, incident_on, load_job
 from tests.builders import SECOND, T0, make, rows
 from tests.lockstep.capture.build import write_capture
 from tests.lockstep.state.build import verdict
-from tests.tiers import long_except
 from tests.waiting import LIMIT_S, eventually
 
 
@@ -39,30 +37,6 @@ def store_job(api: Api, job: str, host: str, ended_s_ago: int = 10) -> None:
         "events": make(Event, host=host, ts_ns=timestamp_ns),
     }.items():
         api.parts.store.insert(TABLE_BY_NAME[name], rows(row), token=f"{job}/{name}")
-
-
-@pytest.mark.parametrize("job", long_except(["a?b#c%2F"], ["job-1", "team/run 2", "a?b#c%2F"]))
-def test_capture_holds_what_the_store_knows_of_the_job(shared_api: Api, tmp_path: Path, job: str) -> None:
-    store_job(shared_api, job, host=f"host of {job}")
-    answer = shared_api.get(f"/api/v1/jobs/{quote(job, safe='')}/capture")
-    assert (answer.status_code, answer.headers["Content-Type"]) == (200, "application/zstd")
-    archive = tmp_path / "capture.tar.zst"
-    archive.write_bytes(answer.content)
-    capture = read_capture(archive)
-    assert (capture.info.job, capture.info.hosts) == (job, (f"host of {job}",))
-    assert {name: table.num_rows for name, table in capture.tables.items()} == {
-        "comms": 1,
-        "collectives": 1,
-        "events": 1,
-    }
-
-
-def test_capture_reaches_back_as_far_as_asked(shared_api: Api, tmp_path: Path) -> None:
-    store_job(shared_api, "long", host="long", ended_s_ago=7200)
-    for since_s, expected in ((60, {"comms"}), (86_400, {"comms", "collectives", "events"})):
-        archive = tmp_path / f"{since_s}.tar.zst"
-        archive.write_bytes(shared_api.get("/api/v1/jobs/long/capture", {"since_s": since_s}).content)
-        assert set(read_capture(archive).tables) == expected
 
 
 def test_what_makes_no_sense_leaves_nothing_on_disk(

@@ -58,15 +58,6 @@ def test_incident_says_how_the_job_is_and_who_hangs_is_not_slow(store: Store, co
     assert find_job(store, control, "a", NOW).condition == "hung"
 
 
-def test_attempts_come_by_job_and_number_and_go_on_after_a_place(store: Store, control: ControlDatabase) -> None:
-    found = [(job.job, job.attempt) for job in list_jobs(store, control, NOW, 10)]
-    assert found == [("a", 0), ("b/c", 0), ("b/c", 1)]
-    rest = list_jobs(store, control, NOW, 10, after=("b/c", 0))
-    assert [(job.job, job.attempt) for job in rest] == [("b/c", 1)]
-    assert len(list_jobs(store, control, NOW, 2)) == 2
-    assert [job.attempt for job in list_jobs(store, control, NOW, 10, job="b/c")] == [0, 1]
-
-
 def test_only_those_that_are_as_asked_are_listed(store: Store, control: ControlDatabase) -> None:
     save_incidents(control, [incident_on("nic:h3/eth1", "i1", job="b/c", fault_class="comm_hang")], None)
 
@@ -76,6 +67,10 @@ def test_only_those_that_are_as_asked_are_listed(store: Store, control: ControlD
         found = list_jobs(store, control, NOW, 10, after, job, conditions)
         return [(each.job, each.attempt, each.condition) for each in found]
 
+    assert listed() == [("a", 0, "running"), ("b/c", 0, "hung"), ("b/c", 1, "ended")]
+    assert listed(after=("b/c", 0)) == [("b/c", 1, "ended")]
+    assert [attempt for _, attempt, _ in listed(job="b/c")] == [0, 1]
+    assert len(list_jobs(store, control, NOW, 2)) == 2
     assert listed("running") == [("a", 0, "running")]
     assert listed("hung", "slow") == [("b/c", 0, "hung")]
     assert listed("ended") == [("b/c", 1, "ended")]
