@@ -43,8 +43,9 @@ class Issuer:
     is_away: bool = False
 
     def add_key(self, key_id: str, kind: str = "RSA") -> None:
+        is_rsa = kind == "RSA"
         self.keys[key_id] = (
-            rsa.generate_private_key(65537, 2048) if kind == "RSA" else ec.generate_private_key(ec.SECP256R1())
+            rsa.generate_private_key(65537, 2048) if is_rsa else ec.generate_private_key(ec.SECP256R1())
         )
 
     def claims(self, now_s: int, **changed: object) -> Claims:
@@ -103,9 +104,8 @@ def clock() -> ManualClock:
 
 
 def settings_for(issuer: Issuer, **more: object) -> ApiSettings:
-    return ApiSettings.model_validate(
-        {"oidc_issuer": issuer.url, "oidc_audience": AUDIENCE, "oidc_scopes": SCOPES, **more}
-    )
+    told = {"oidc_issuer": issuer.url, "oidc_audience": AUDIENCE, "oidc_scopes": SCOPES}
+    return ApiSettings.model_validate(told | more)
 
 
 @pytest.fixture

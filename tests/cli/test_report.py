@@ -50,9 +50,8 @@ def cost(ratio: float | None, waiting: int) -> Impact:
 def matrix(hosts: int = 8, nics: int = 4, slow: tuple[int, int] | None = (3, 1)) -> DelayMatrix:
     """Every NIC sends to the same NIC of the next host; one, when told, at four times the normal delay."""
     ends = [(host, nic) for host in range(hosts) for nic in range(nics)]
-    pairs = tuple(
-        Pair(End(f"h{host}", f"eth{nic}"), End(f"h{(host + 1) % hosts}", f"eth{nic}")) for host, nic in ends
-    )
+    wires = [[End(f"h{place % hosts}", f"eth{nic}") for place in (host, host + 1)] for host, nic in ends]
+    pairs = tuple(Pair(*wire) for wire in wires)
     ratio = np.array([4.0 if end == slow else 1.0 for end in ends])
     ones = np.ones(len(ratio))
     return DelayMatrix(
@@ -77,9 +76,8 @@ def printed(diagnosis: Described, width: int = 160) -> list[str]:
 
 
 def test_nothing_that_others_wrote_moves_the_cursor_or_breaks_a_line_of_ours() -> None:
-    lines = printed(
-        described(found(component="nic:h3/\x1b[2Jeth1", reason="[/red] \x1b]0;gone\x07 \u202eback \x9b1m"))
-    )
+    told = found(component="nic:h3/\x1b[2Jeth1", reason="[/red] \x1b]0;gone\x07 \u202eback \x9b1m")
+    lines = printed(described(told))
     assert not [letter for line in lines for letter in line if not letter.isprintable()]
     assert "  [/red] \ufffd]0;gone \ufffdback \ufffd1m" in lines
 
@@ -111,9 +109,8 @@ def test_every_verdict_is_a_row_and_a_sentence_with_doubts_below_and_names_as_th
 
 
 def test_nothing_found_or_nothing_that_stands_out_is_one_line() -> None:
-    assert printed(described()) == [
-        "no verdict: nothing stands out in what was recorded, which is silence, not proof of health"
-    ]
+    (line,) = printed(described())
+    assert line == "no verdict: nothing stands out in what was recorded, which is silence, not proof of health"
     lines = printed(described(of=matrix(slow=None)))
     assert lines[-1] == "no wire stands out among 32 that were compared"
 
@@ -242,10 +239,8 @@ def test_timeline_has_a_bar_for_each_incident_and_a_curve_of_step_times_that_is_
     timeline, *_ = pictures(render_page(described(found(), later, step_times=steps(*[1.0] * 81)), "x"))
     bars = [bar for bar in timeline.iter("rect") if bar.get("class", "").startswith("grade-")]
     assert [bar.get("class") for bar in bars] == ["grade-isolate", "grade-alert"]
-    assert [(float(bar.get("x", "")), float(bar.get("width", ""))) for bar in bars] == [
-        (225.0, 506.25),
-        (450.0, 281.25),
-    ]
+    places = [(float(bar.get("x", "")), float(bar.get("width", ""))) for bar in bars]
+    assert places == [(225.0, 506.25), (450.0, 281.25)]
     (curve,) = timeline.iter("polyline")
     assert len(curve.get("points", "").split()) == 81
     lengths = [1.0] * 10_000

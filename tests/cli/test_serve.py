@@ -137,9 +137,8 @@ def test_incident_is_one_line_when_it_opens_and_one_when_it_closes(capsys: pytes
     )
     _print_incident(told(updated_ns=T0 + 17 * SECOND), T0 + 18 * SECOND)
     assert capsys.readouterr().out == ""
-    _print_incident(
-        told(state="closed", updated_ns=T0 + 60 * SECOND, closed_because="the part has been normal again"), T0
-    )
+    closed = {"state": "closed", "closed_because": "the part has been normal again"}
+    _print_incident(told(updated_ns=T0 + 60 * SECOND, **closed), T0)
     assert capsys.readouterr().out == "22:14:20 closed nic:[/h3]/eth1: the part has been normal again\n"
 
 
@@ -152,9 +151,8 @@ def test_address_that_is_free_is_listened_on_and_one_in_use_named_with_the_setti
             pass
         with pytest.raises(LockstepError) as caught:
             listen_on("127.0.0.1", port, "LOCKSTEP_API_LISTEN")
-    assert str(caught.value) == (
-        f"cannot listen on 127.0.0.1:{port}: Address already in use; set LOCKSTEP_API_LISTEN to another"
-    )
+    said = f"cannot listen on 127.0.0.1:{port}: Address already in use; set LOCKSTEP_API_LISTEN to another"
+    assert str(caught.value) == said
 
 
 @pytest.mark.parametrize(

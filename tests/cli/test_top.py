@@ -53,10 +53,8 @@ def fill(api: Api) -> None:
     begun_ns = now_ns - 9000 * SECOND
     put(api.parts.store, [make(Comm, job="train", nranks=8, init_ns=begun_ns)])
     put(api.parts.store, [waiting("train", 0, now_ns, state="wire", since_ns=now_ns)])
-    put(
-        api.parts.store,
-        (step("train", n, 0, now_ns - (30 - n) * SECOND, 2.0 if n < 20 else 3.0) for n in range(30)),
-    )
+    lengths_s = [2.0] * 20 + [3.0] * 10
+    put(api.parts.store, (step("train", n, 0, now_ns - (30 - n) * SECOND, s) for n, s in enumerate(lengths_s)))
     put(api.parts.store, [heartbeat("h17", now_ns - 600 * SECOND)])
     opened = incident("i1", job="train", opened_ns=now_ns - 300 * SECOND)
     proposed = decision("d1", job="train").model_copy(update={"mode": "propose", "expires_ns": now_ns + 10**15})

@@ -29,13 +29,8 @@ class Alertmanager:
 
     def silence(self, label: str, value: str) -> None:
         matcher = {"name": label, "value": value, "isRegex": False, "isEqual": True}
-        body = {
-            "matchers": [matcher],
-            "startsAt": "2020-01-01T00:00:00Z",
-            "endsAt": "2099-01-01T00:00:00Z",
-            "createdBy": "test",
-            "comment": "test",
-        }
+        times = {"startsAt": "2020-01-01T00:00:00Z", "endsAt": "2099-01-01T00:00:00Z"}
+        body = {"matchers": [matcher], "createdBy": "test", "comment": "test"} | times
         httpx.post(f"{self.url}/api/v2/silences", json=body, trust_env=False, timeout=LIMIT_S).raise_for_status()
 
 

@@ -146,12 +146,9 @@ class Mailbox:
     def authenticate(
         self, server: SMTP, session: Session, envelope: Envelope, mechanism: str, data: Any
     ) -> AuthResult:
-        is_right = isinstance(data, LoginPassword) and (data.login, data.password) == (
-            USER.encode(),
-            PASSWORD.encode(),
-        )
-        if is_right:
-            self.logins.append(USER)
+        right = (USER.encode(), PASSWORD.encode())
+        is_right = isinstance(data, LoginPassword) and (data.login, data.password) == right
+        self.logins += [USER] * is_right
         return AuthResult(success=is_right, handled=False)  # the server answers
 
 
@@ -191,8 +188,7 @@ def make_certificate(folder: Path, name: str) -> Path:
     file = folder / f"{name}.pem"
     subject, names = ["-subj", f"/CN={name}"], ["-addext", f"subjectAltName=DNS:{name}"]
     made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
-    subprocess.run(
-        [*made, *subject, *names, "-keyout", file, "-out", folder / "certificate"], check=True, capture_output=True
-    )
+    made += [*subject, *names, "-keyout", str(file), "-out", str(folder / "certificate")]
+    subprocess.run(made, check=True, capture_output=True)
     file.write_text(file.read_text() + (folder / "certificate").read_text())
     return file

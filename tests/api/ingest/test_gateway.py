@@ -3,9 +3,10 @@
 import errno
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_all
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -60,21 +61,29 @@ class StillClock(ManualClock):
         return event.wait(0.01)
 
 
-def test_what_came_is_inserted_sooner_when_nothing_more_comes(tmp_path: Path) -> None:
-    store, clock = FakeStore(), StillClock()
-    gateway = Gateway(tmp_path, store, clock, GatewayOptions(segment_s=60.0, leave_s=PATIENT_S))
+@contextmanager
+def standing(directory: Path, store: FakeStore, segment_s: float = 60.0) -> Iterator[tuple[Gateway, StillClock]]:
+    """Give a started gateway with a clock that stands still."""
+    clock = StillClock()
+    gateway = Gateway(directory, store, clock, GatewayOptions(segment_s=segment_s, leave_s=PATIENT_S))
     gateway.start()
-    acknowledge(gateway, entry(1))
-    clock.advance(31.0)
-    eventually(lambda: messages(store) == ["h0/b1/1"])
-    gateway.close()
+    try:
+        yield gateway, clock
+    finally:
+        gateway.close()
+
+
+def test_what_came_is_inserted_sooner_when_nothing_more_comes(tmp_path: Path) -> None:
+    store = FakeStore()
+    with standing(tmp_path, store) as (gateway, clock):
+        acknowledge(gateway, entry(1))
+        clock.advance(31.0)
+        eventually(lambda: messages(store) == ["h0/b1/1"])
 
 
 def test_a_segment_is_cut_at_once_when_all_hosts_that_send_regularly_have_sent(tmp_path: Path) -> None:
-    store, clock = FakeStore(), StillClock()
-    gateway = Gateway(tmp_path, store, clock, GatewayOptions(segment_s=1.0, leave_s=PATIENT_S))
-    gateway.start()
-    try:
+    store = FakeStore()
+    with standing(tmp_path, store, segment_s=1.0) as (gateway, clock):
         acknowledge(gateway, entry(1), entry(1, agent="h1"))
         clock.advance(1.0)
         eventually(lambda: gateway.backlog_bytes == 0)
@@ -89,8 +98,6 @@ def test_a_segment_is_cut_at_once_when_all_hosts_that_send_regularly_have_sent(t
         assert len(messages(store)) == 4  # who sends ten times a second does not have as many inserts
         clock.advance(0.6)
         eventually(lambda: len(messages(store)) == 6)
-    finally:
-        gateway.close()
 
 
 def settle(gateway: Gateway) -> None:
@@ -120,22 +127,19 @@ def test_what_is_still_checked_is_waited_for_up_to_a_bound(tmp_path: Path, monke
 
     monkeypatch.setattr(checking, "check_group", slow)
     monkeypatch.setattr(Gateway, "_cut_when_due", noted)
-    clock = StillClock()
-    gateway = Gateway(tmp_path, FakeStore(), clock, GatewayOptions(segment_s=60.0, leave_s=PATIENT_S))
-    gateway.start()
-    try:
+    with standing(tmp_path, FakeStore()) as (gateway, clock):
         gateway.take(entry(1), LIMITS).result(LIMIT_S)
         waiting = gateway.take(entry(2), LIMITS)
-        clock.advance(119.0)
-        seen = len(rounds)
-        eventually(lambda: len(rounds) > seen + 2)
-        assert (list_segments(tmp_path), gateway.backlog_bytes > 0) == ([], True)
-        clock.advance(2.0)
-        eventually(lambda: gateway.backlog_bytes == 0)
-    finally:
-        free.set()
+        try:
+            clock.advance(119.0)
+            seen = len(rounds)
+            eventually(lambda: len(rounds) > seen + 2)
+            assert (list_segments(tmp_path), gateway.backlog_bytes > 0) == ([], True)
+            clock.advance(2.0)
+            eventually(lambda: gateway.backlog_bytes == 0)
+        finally:
+            free.set()
         assert waiting.result(LIMIT_S) == 2
-        gateway.close()
 
 
 def test_what_comes_while_the_store_is_busy_is_one_insert_up_to_three_segments_long(tmp_path: Path) -> None:
@@ -146,19 +150,17 @@ def test_what_comes_while_the_store_is_busy_is_one_insert_up_to_three_segments_l
             assert self.free.wait(LIMIT_S)
             super().insert(table, rows, token)
 
-    store, clock = BusyStore(), StillClock()
-    gateway = Gateway(tmp_path, store, clock, GatewayOptions(segment_s=60.0, leave_s=PATIENT_S))
-    gateway.start()
-    try:
-        for number in (1, 2, 3, 4):
-            acknowledge(gateway, entry(number))
-            clock.advance(59.0 if number > 1 else 61.0)
-            eventually(lambda: len(list_segments(tmp_path)) == 1)
-        clock.advance(4.0)  # now the second segment is three times as old as one that finds the store idle
-        eventually(lambda: len(list_segments(tmp_path)) == 2)
-    finally:
-        store.free.set()
-        gateway.close()
+    store = BusyStore()
+    with standing(tmp_path, store) as (gateway, clock):
+        try:
+            for number in (1, 2, 3, 4):
+                acknowledge(gateway, entry(number))
+                clock.advance(59.0 if number > 1 else 61.0)
+                eventually(lambda: len(list_segments(tmp_path)) == 1)
+            clock.advance(4.0)  # now the second segment is three times as old as one that finds the store idle
+            eventually(lambda: len(list_segments(tmp_path)) == 2)
+        finally:
+            store.free.set()
     assert (len(store.tokens), messages(store)) == (2, [f"h0/b1/{number}" for number in (1, 2, 3, 4)])
 
 
@@ -250,10 +252,8 @@ def test_batches_are_acknowledged_while_the_store_is_away_and_drained_when_it_is
         eventually(lambda: gateway.trouble is None and gateway.backlog_bytes == 0)
         eventually(lambda: len(lines) >= 2)
     assert messages(store)[0] == "h0/b1/1"
-    assert [line["event"] for line in lines] == [
-        "store takes nothing, batches wait on disk",
-        "store takes batches again",
-    ]
+    said = ["store takes nothing, batches wait on disk", "store takes batches again"]
+    assert [line["event"] for line in lines] == said
 
 
 @pytest.mark.parametrize("fault", [StoreRefused("no such column", 47), RuntimeError("a bug")])

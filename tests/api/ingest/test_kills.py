@@ -66,14 +66,9 @@ def server(tmp_path: Path) -> Iterator[ClickHouseServer]:
 @contextmanager
 def running(state: Path, server: ClickHouseServer, control: str) -> Iterator[ApiProcess]:
     port = free_port()
-    settings = {
-        "LOCKSTEP_STATE_DIR": str(state),
-        "LOCKSTEP_STORE_URL": server.url,
-        "LOCKSTEP_CONTROL_URL": control,
-        "LOCKSTEP_API_LISTEN": f"127.0.0.1:{port}",
-        "LOCKSTEP_LOG_LEVEL": "error",
-    }
-    process = ApiProcess({**os.environ, **settings}, port)
+    places = {"STATE_DIR": str(state), "STORE_URL": server.url, "CONTROL_URL": control}
+    settings = places | {"API_LISTEN": f"127.0.0.1:{port}", "LOG_LEVEL": "error"}
+    process = ApiProcess(os.environ | {f"LOCKSTEP_{name}": value for name, value in settings.items()}, port)
     process.start()
     try:
         yield process

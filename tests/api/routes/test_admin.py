@@ -79,9 +79,8 @@ def test_change_of_what_was_not_seen_or_nobody_would_keep_is_refused(api: Api, a
     assert check_problem(put(api, admin, '"0"', nodes_out=9), 412, "changed-meanwhile") == expected
     assert api.get(POLICY).json()["policy"]["nodes_out"] == 3
     answer = put(api, admin, '"1"', modes={"replace": "execute"})
-    assert check_problem(answer, 400, "bad-input") == (
-        "modes says execute for ['replace'], and planner.controller names nobody who would"
-    )
+    said = "modes says execute for ['replace'], and planner.controller names nobody who would"
+    assert check_problem(answer, 400, "bad-input") == said
     answer = api.client.put(POLICY, json={"policy": {"nodes_out": 1}}, headers=admin | {"If-Match": '"1"'})
     assert "body.policy.share_of_block: Field required" in check_problem(answer, 422, "bad-request")
     assert check_problem(api.get("/api/v1/policies/x"), 404, "not-found") == "there is no policy 'x', only 'planner'"
@@ -141,9 +140,8 @@ def test_revoked_token_is_worth_nothing_and_stays_in_the_list(api: Api, admin: d
     assert listed[made["id"]]["revoked_ns"] > 0
     line = list_audit(api.parts.control, 1)[0]
     assert (line.what, line.subject, line.why) == ("revoke_token", made["id"], "left")
-    assert api.client.delete(f"{TOKENS}/{made['id']}", headers=admin).status_code == 204, (
-        "a second time changes nothing"
-    )
+    again = api.client.delete(f"{TOKENS}/{made['id']}", headers=admin)
+    assert again.status_code == 204, "a second time changes nothing"
     answer = api.client.delete(f"{TOKENS}/0123456789abcdef", headers=admin)
     assert check_problem(answer, 404, "not-found") == "there is no token '0123456789abcdef'"
 

@@ -79,9 +79,8 @@ def archive(tmp_path: Path) -> Path:
 
 
 def test_capture_becomes_a_job_that_can_be_looked_at(api: Api, archive: Path) -> None:
-    answer = api.client.post(
-        PATH, params={"job": "case-1"}, content=archive.read_bytes(), headers=bearer(api.make_token("admin"))
-    )
+    admin = bearer(api.make_token("admin"))
+    answer = api.client.post(f"{PATH}?job=case-1", content=archive.read_bytes(), headers=admin)
     assert answer.status_code == 201
     told = answer.json()
     assert (told["job"], told["original_job"], told["hosts"]) == ("case-1", "there", 2)
@@ -140,10 +139,8 @@ def test_capture_with_bytes_changed_is_taken_or_refused(api: Api, archive: Path,
     content = bytearray(archive.read_bytes())
     for _ in range(data.draw(st.integers(1, 5))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    job = f"odd-{data.draw(st.uuids())}"
-    answer = api.client.post(
-        PATH, params={"job": job}, content=bytes(content), headers=bearer(api.make_token("admin"))
-    )
+    path = f"{PATH}?job=odd-{data.draw(st.uuids())}"
+    answer = api.client.post(path, content=bytes(content), headers=bearer(api.make_token("admin")))
     assert answer.status_code == 201 or check_problem(answer, 400, "bad-input")
 
 
@@ -182,25 +179,21 @@ def test_incident_is_exported_with_its_verdict(api: Api, tmp_path: Path) -> None
     assert capture.tables["transfer_stats"].num_rows == 40
 
 
-class Held:
-    def __init__(self) -> None:
-        self.go = threading.Event()
-
-    def __call__(self, started: object) -> Replay:
-        self.go.wait(60)
-        return Replay(verdicts=(), rows=1)
-
-
 def is_over(operations: Operations, begun: Operation) -> bool:
     return operations.find(begun.id).state in ("done", "failed")
 
 
 def test_operations_wait_for_each_other_and_too_many_are_refused() -> None:
-    operations, held = Operations(ManualClock(5)), Held()
-    begun = [operations.begin(f"c{number}", held) for number in range(8)]
+    operations, go = Operations(ManualClock(5)), threading.Event()
+
+    def wait(started: object) -> Replay:
+        go.wait(60)
+        return Replay(verdicts=(), rows=1)
+
+    begun = [operations.begin(f"c{number}", wait) for number in range(8)]
     with pytest.raises(GatewayFull, match="8 captures wait to be judged already"):
-        operations.begin("c9", held)
-    held.go.set()
+        operations.begin("c9", wait)
+    go.set()
     eventually(lambda: all(is_over(operations, each) for each in begun))
     assert operations.find(begun[0].id).result == Replay(verdicts=(), rows=1)
     operations.close()

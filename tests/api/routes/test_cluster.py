@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -191,9 +192,8 @@ def test_topology_is_read_with_what_is_suspected_and_no_checkpoints_without_the_
 
 
 def publish(api: Api, host: str = "h0", sport: int = 4000) -> int:
-    choice = PathChoice(
-        connection="f0", nic="eth0", dst="h1", dst_nic="eth0", links=("a",), destination="10.0.0.2", sports=(sport,)
-    )
+    way: dict[str, Any] = {"nic": "eth0", "dst": "h1", "dst_nic": "eth0", "destination": "10.0.0.2"}
+    choice = PathChoice(connection="f0", links=("a",), sports=(sport,), **way)
     summary = PathSummary(generation=0, made_ns=1, flows=1, with_ports=1, max_use=0.5, bound=0.5)
     return save_path_plan(api.parts.control, summary, {host: [choice]}, api.lease("paths"), True)
 

@@ -87,12 +87,8 @@ def test_kept_page_is_rendered_anew_after_a_write_or_a_second(
 
 
 def test_incidents_are_chosen_by_class_and_by_the_part_that_the_verdict_names(control: ControlDatabase) -> None:
-    told = [
-        incident_on("nic:h3/eth1", "i1"),
-        incident_on("NIC:h3/eth1", "i2"),
-        incident_on("link:leaf1--spine2", "i3", fault_class="comm_hang"),
-    ]
-    save_incidents(control, told, None)
+    told = [incident_on(name, f"i{number}") for number, name in enumerate(("nic:h3/eth1", "NIC:h3/eth1"), 1)]
+    save_incidents(control, [*told, incident_on("link:leaf1--spine2", "i3", fault_class="comm_hang")], None)
     by_part = list_shown(control, IncidentFilter(component="nic:h3/eth1"), 10)
     assert [each.id for each in by_part] == ["i1"]
     # It is among what was ruled out in every verdict, which does not count.
@@ -180,10 +176,8 @@ def test_decision_order_steps_and_isolation_follow_each_other(control: ControlDa
     save_incidents(control, [opened()], None)
     save_decisions(control, [decision("d1", created_ns=at(1))], None)
     give_order(control, Order(decision="d1", kind="approve", who="ann", why="go", ts_ns=at(2)))
-    steps = (
-        Step(act="isolate", subject="h3", state="done", began_ns=at(3), ended_ns=at(4), message="drained"),
-        Step(act="restart", subject="train"),
-    )
+    drain = Step(act="isolate", subject="h3", state="done", began_ns=at(3), ended_ns=at(4), message="drained")
+    steps = (drain, Step(act="restart", subject="train"))
     run = execution("d1", began_ns=at(3)).model_copy(update={"approved_by": "ann", "steps": steps})
     times = {"since_ns": at(4.5), "changed_ns": at(60)}
     node = isolated(reason="sends slowly", state="testing", message="the test runs", **times)

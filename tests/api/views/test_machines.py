@@ -68,10 +68,8 @@ def test_gpu_is_shown_with_its_last_reading(shared_store: Store) -> None:
 def test_nic_is_shown_with_its_load_over_the_last_minute_where_it_is_known(shared_store: Store) -> None:
     gbps_50 = 50 * SECOND // 8
     put(shared_store, [counters("k0", "eth0", NOW - 600 * SECOND, tx_bytes=0)])  # too old to count
-    put(
-        shared_store,
-        [counters("k0", "eth0", NOW - (9 - n) * SECOND, tx_bytes=10**12 + n * gbps_50) for n in range(10)],
-    )
+    sent = [(NOW - (9 - n) * SECOND, 10**12 + n * gbps_50) for n in range(10)]
+    put(shared_store, [counters("k0", "eth0", ts_ns, tx_bytes=tx_bytes) for ts_ns, tx_bytes in sent])
     (nic,) = list_nics(shared_store, NOW, 10, host="k0")
     assert (nic.component, nic.up, nic.tx_gbps, nic.rx_gbps, nic.load) == ("nic:k0/eth0", True, 50.0, 0.0, 0.5)
     assert rate_gbps(100, 50, SECOND) is None
@@ -234,10 +232,8 @@ def test_gpu_that_was_sent_back_and_is_here_again_is_flagged(shared_store: Store
     put(shared_store, [reading("u0", 0, "GPU-rma", T0), reading("u5", 4, "GPU-rma", T0 + 8 * DAY)])
     save_incidents(control, [incident_on("host:u0", "i1")], None)
     isolate(control, "host:u0", "u0")
-    part = PartIdentity(uuid="GPU-rma", ticket="RMA-17")
-    give_node_order(
-        control, NodeOrder(decision="d1", node="u0", kind="rma", who="ann", part=part, ts_ns=T0 + 2 * DAY)
-    )
+    sent: dict[str, Any] = {"kind": "rma", "part": PartIdentity(uuid="GPU-rma", ticket="RMA-17")}
+    give_node_order(control, NodeOrder(decision="d1", node="u0", who="ann", ts_ns=T0 + 2 * DAY, **sent))
     flags = {each.component: each.flags for each in list_parts(shared_store, control, LATER) if each.flags}
     (sentence,) = flags["gpu:u5/4"]
     assert sentence.startswith("GPU-rma was sent back from u0 on 2023-11-16T22:13:20Z (ticket RMA-17)")
