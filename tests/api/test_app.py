@@ -52,7 +52,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_module, "_PATIENCE_S", 0.01)
 
 
-def test_answer_holds_for_a_second() -> None:
+def test_answer_holds_for_a_second_and_while_the_next_is_worked_out_unless_nothing_is_known() -> None:
     clock, check = ManualClock(T0), Check()
     ready = remember_check(check, clock)
     ready()
@@ -64,9 +64,6 @@ def test_answer_holds_for_a_second() -> None:
         with pytest.raises(StoreAway, match="the store is away"):
             ready()
     assert check.asked == 2
-
-
-def test_last_word_that_all_is_well_holds_while_the_next_is_worked_out_but_not_for_who_cannot_know() -> None:
     clock, check = ManualClock(T0), Check()
     ready = remember_check(check, clock)
     ready()

@@ -185,6 +185,8 @@ def lay_dumps(folder: Path) -> None:
 
 
 def test_each_run_is_judged_by_itself_and_what_is_missing_is_named(lockstep: Run, tmp_path: Path) -> None:
+    check_failure(lockstep("explain", tmp_path), "none of these files is a recording that Lockstep reads")
+    check_failure(lockstep("explain", tmp_path / "absent"), "No such file or directory")
     lay_dumps(tmp_path / "night")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "broken.tar.zst").write_bytes(b"garbage")
@@ -207,8 +209,3 @@ def test_each_run_is_judged_by_itself_and_what_is_missing_is_named(lockstep: Run
     (run,) = json.loads(told.out)
     assert [verdict["component"] for verdict in run["verdicts"]] == ["host:rank-2"]
     assert "rank-2" in page.read_text()
-
-
-def test_folder_without_recordings_is_one_sentence(lockstep: Run, tmp_path: Path) -> None:
-    check_failure(lockstep("explain", tmp_path), "none of these files is a recording that Lockstep reads")
-    check_failure(lockstep("explain", tmp_path / "absent"), "No such file or directory")

@@ -48,7 +48,9 @@ def test_what_cannot_be_imported_is_one_sentence_and_no_file(
     assert (tmp_path / "c").read_text() == "precious"
 
 
-def test_job_is_recorded_and_no_trace_is_overwritten(lockstep: Run, tmp_path: Path, live_rings: Path) -> None:
+def test_job_is_recorded_no_trace_overwritten_and_no_ring_told(
+    lockstep: Run, tmp_path: Path, live_rings: Path
+) -> None:
     outcome = lockstep("record", "--out", tmp_path / "out", "--seconds", "0.5", "--rings", live_rings)
     file = tmp_path / "out" / "job_7.jsonl.xz"
     assert outcome.code == 0
@@ -59,8 +61,5 @@ def test_job_is_recorded_and_no_trace_is_overwritten(lockstep: Run, tmp_path: Pa
     again = lockstep("record", "--out", tmp_path / "out", "--seconds", "0.1", "--rings", live_rings)
     check_failure(again, f"{file} exists already; traces are never overwritten")
     assert file.read_bytes() == written
-
-
-def test_host_without_ring_files_is_told_so(lockstep: Run, tmp_path: Path) -> None:
     outcome = lockstep("record", "--out", tmp_path / "out", "--rings", tmp_path)
     check_failure(outcome, f"no process on this host records into {tmp_path}")

@@ -206,16 +206,13 @@ def client() -> Iterator[httpx.Client]:
         yield client
 
 
-def test_cycle_is_posted_and_its_answer_fetched(client: httpx.Client) -> None:
+def test_cycle_is_posted_its_answer_fetched_and_nonsense_refused(client: httpx.Client) -> None:
     reported = {"log_path": "/logs/c 0.log", "user": "ada", "job_id": "17", "analysis_intent": "terminal"}
     posted = client.post("/logs", json=reported, headers={"accept": "application/json"})
     assert (posted.status_code, posted.json()["submitted"]) == (200, True)
     answer = client.get("/logs", params={"log_path": "/logs/c 0.log", "wait": False}).json()
     assert (answer["status"], answer["recommendation"]["action"]) == ("completed", "STOP")
     assert client.get("/healthz").json() == {"status": "ok"}
-
-
-def test_nonsense_is_refused_with_a_sentence(client: httpx.Client) -> None:
     for body in (b"", b"{", b"[]", b"{}", b"\xff"):
         answer = client.post("/logs", content=body)
         assert answer.status_code == 400

@@ -40,9 +40,11 @@ def free_address() -> str:
     return f"127.0.0.1:{free_port()}"
 
 
-def test_paths_without_a_topology_are_one_sentence(lockstep: Run) -> None:
+def test_paths_need_a_topology_and_analyzers_that_share_jobs_a_server(lockstep: Run) -> None:
     outcome = lockstep("serve", "planner", LOCKSTEP_PLANNER_PATHS="true")
     check_failure(outcome, "planner.paths needs to know the fabric: set analyzer.topology, or ")
+    outcome = lockstep("serve", "analyzer", LOCKSTEP_ANALYZER_PROCESSES="2", LOCKSTEP_ANALYZER_LISTEN=free_address())
+    check_failure(outcome, "analyzer.processes above 1 needs a ClickHouse server")
 
 
 def serve(service: str, address: str, environment: dict[str, str]) -> str:
@@ -115,11 +117,6 @@ def test_analyzers_that_share_jobs_come_back_and_leave_with_the_first(tmp_path: 
         process.send_signal(signal.SIGTERM)
         assert process.wait(LIMIT_S) == 0
         assert [holder_of(control, shard) for shard in shards] == [0, 0, 0], "all have let go"
-
-
-def test_analyzers_that_share_the_jobs_need_a_server(lockstep: Run) -> None:
-    outcome = lockstep("serve", "analyzer", LOCKSTEP_ANALYZER_PROCESSES="2", LOCKSTEP_ANALYZER_LISTEN=free_address())
-    check_failure(outcome, "analyzer.processes above 1 needs a ClickHouse server")
 
 
 def told(**changes: object) -> Incident:

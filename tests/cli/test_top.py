@@ -172,10 +172,16 @@ def listed(name: str = "d1", *, mode: Mode = "propose", **changes: object) -> Li
     return made.model_copy(update=changes)
 
 
-def test_worst_jobs_come_first_by_their_newest_attempt_and_ended_ones_not_at_all() -> None:
+def test_jobs_and_agents_come_worst_first_with_the_slowness_of_their_incidents() -> None:
     jobs = [job("a"), job("b", "ended"), job("c", "slow"), job("d", "crashed"), job("e", "hung")]
     again = [job("f", "ended", attempt=1), job("f", "running"), job("g", "ended"), job("g", "slow", attempt=1)]
     assert [one.job for one in choose_jobs([*jobs, *again])] == ["d", "e", "c", "g", "a"]
+    told = [slowed("a", 1.2), slowed("a", None), slowed("a", 1.7), slowed("b", 3.0)]
+    assert find_slowness(job("a", "slow"), told) == 1.7
+    assert find_slowness(job("a", "slow", attempt=1), told) is None
+    assert find_slowness(job("c"), told) is None
+    agents = [agent("late", lag_s=60), agent("loses", dropped_lately=5), agent("silent", is_silent=True)]
+    assert [one.host for one in find_ailing([agent("well", lag_s=2), *agents])] == ["silent", "loses", "late"]
 
 
 @pytest.mark.parametrize("times", [[], [1.0] * 10, [0.0] * 30])
@@ -188,13 +194,6 @@ def slowed(job_name: str, ratio: float | None) -> Incident:
     told = incident(job=job_name)
     impact = Impact(step_time_ratio=ratio, ranks_waiting=1)
     return told.model_copy(update={"verdict": told.verdict.model_copy(update={"impact": impact})})
-
-
-def test_job_is_as_slow_as_the_worst_of_its_own_incidents_tells() -> None:
-    told = [slowed("a", 1.2), slowed("a", None), slowed("a", 1.7), slowed("b", 3.0)]
-    assert find_slowness(job("a", "slow"), told) == 1.7
-    assert find_slowness(job("a", "slow", attempt=1), told) is None
-    assert find_slowness(job("c"), told) is None
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=11, max_size=60), st.floats(0.5, 4))
@@ -211,8 +210,3 @@ def test_newest_decision_waits_while_its_incident_lasts_and_nothing_was_done(cha
     assert find_waiting([listed(), listed("d0")], [incident("i1")], now_ns=500) == [listed()]
     assert find_waiting([listed().model_copy(update=changes)], [incident("i1")], now_ns=500) == []
     assert find_waiting([listed("d2", mode="observe"), listed("d1")], [incident("i1")], now_ns=500) == []
-
-
-def test_silent_agents_come_before_losing_ones_and_these_before_late_ones() -> None:
-    agents = [agent("late", lag_s=60), agent("loses", dropped_lately=5), agent("silent", is_silent=True)]
-    assert [one.host for one in find_ailing([agent("well", lag_s=2), *agents])] == ["silent", "loses", "late"]

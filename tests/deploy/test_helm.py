@@ -86,19 +86,16 @@ def test_privileged_is_instead_of_everything_that_contradicts_it_and_on_delete_h
     assert made["spec"]["updateStrategy"] == {"type": "OnDelete"}
 
 
-def test_monitor_asks_the_port_that_the_pod_opens_under_the_name_that_the_alerts_know() -> None:
+def test_namespace_admits_the_pod_and_the_monitor_finds_its_port_and_name() -> None:
+    namespace = yaml.safe_load(Path(REPO / "deploy/kubernetes/namespace.yaml").read_text())
+    assert namespace["metadata"]["name"] == objects(MANIFEST.read_text())["DaemonSet"]["metadata"]["namespace"]
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
     made = objects(render_chart({"podMonitor": True}))
     labels = made["DaemonSet"]["spec"]["template"]["metadata"]["labels"]
     rules = yaml.safe_load((REPO / "deploy/prometheus/lockstep-collector.rules.yml").read_text())
     assert made["PodMonitor"]["spec"]["selector"]["matchLabels"].items() <= labels.items()
     assert made["PodMonitor"]["spec"]["podMetricsEndpoints"][0]["port"] == make_pod().container["ports"][0]["name"]
     assert f'up{{job="{labels[made["PodMonitor"]["spec"]["jobLabel"]]}"}}' in str(rules)
-
-
-def test_namespace_admits_pods_that_see_their_host() -> None:
-    namespace = yaml.safe_load(Path(REPO / "deploy/kubernetes/namespace.yaml").read_text())
-    assert namespace["metadata"]["name"] == objects(MANIFEST.read_text())["DaemonSet"]["metadata"]["namespace"]
-    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
 
 
 DAEMON_SET = objects(MANIFEST.read_text())["DaemonSet"]["spec"]

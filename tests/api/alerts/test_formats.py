@@ -148,7 +148,7 @@ def test_liars_are_not_believed(judge: Any, answer: Answer, result: str) -> None
     assert judge(answer, 0).result == result
 
 
-def test_mail_has_one_thread_per_incident_and_one_line_in_its_subject() -> None:
+def test_mail_has_one_thread_per_incident_and_lists_say_how_many_more() -> None:
     odd = make_alert("i/1", component="nic:h3\r\nBcc: x@example.com")
     letter = render_mail(target(kind="email"), make_notification(odd), SENDING)
     assert letter["Subject"].startswith("[Lockstep] nic:h3 Bcc: x@example.com slows what it sends in job train since")
@@ -156,9 +156,6 @@ def test_mail_has_one_thread_per_incident_and_one_line_in_its_subject() -> None:
     assert letter["Message-ID"] == f"<{make_notification().id}@example.com>"
     assert letter["References"] == "<i-1@example.com>"
     assert "https://lockstep.example/incidents/i%2F1" in letter.get_content()
-
-
-def test_list_of_many_says_how_many_more_and_severity_is_the_worst() -> None:
     many = [make_alert(f"i{number}", component=f"gpu:h{number}/0") for number in range(30)]
     assert headline(make_notification(*many)) == "30 incidents in job train: gpu:h0/0, gpu:h1/0, gpu:h2/0 and others"
     assert "… and 10 more" in render_mail(target(kind="email"), make_notification(*many), SENDING).get_content()

@@ -123,7 +123,7 @@ def test_nobody_listening_is_said_and_an_address_inside_is_not_connected_to() ->
     assert box.mails == []
 
 
-def test_certificate_is_checked_against_the_name_and_not_the_address(tmp_path: Path) -> None:
+def test_certificate_is_checked_against_the_name_and_no_tls_is_not_taken_for_tls(tmp_path: Path) -> None:
     certificate = make_certificate(tmp_path, "receiver.example")
     way = outside(lookup=lambda host, port: ["127.0.0.1"], ca_file=certificate)
     with receiving(certificate=certificate) as receiver:
@@ -133,9 +133,6 @@ def test_certificate_is_checked_against_the_name_and_not_the_address(tmp_path: P
             with pytest.raises(ReceiverAway, match="CERTIFICATE_VERIFY_FAILED"):
                 send_post(Post(url, b"", POST), trusted)
     assert [got.body for got in receiver.got] == [b"hello"]
-
-
-def test_receiver_without_tls_is_not_taken_for_one_that_has_it(tmp_path: Path) -> None:
     with receiving() as receiver, pytest.raises(ReceiverAway, match="did not answer properly"):
         send_post(Post(receiver.url.replace("http:", "https:"), b"", POST), outside())
     with pytest.raises(BadInput, match=r"alerts\.ca_file"):
@@ -222,9 +219,12 @@ def trickling() -> Iterator[int]:
             thread.join()
 
 
-def test_server_that_trickles_is_left() -> None:
+def test_server_that_trickles_is_left_also_when_the_time_was_over_before(monkeypatch: pytest.MonkeyPatch) -> None:
     with trickling() as port, pytest.raises(ReceiverAway, match="did not take the mail"):
         send_mail(f"smtp-plain://mail.example:{port}", "", "", letter(), replace(OUTSIDE, timeout_s=1.0))
+    monkeypatch.setattr(threading, "Timer", OverAtOnce)
+    with trickling() as port, pytest.raises(ReceiverAway, match="the time was over"):
+        send_mail(f"smtp-plain://mail.example:{port}", "", "", letter(), OUTSIDE)
 
 
 class OverAtOnce:
@@ -238,12 +238,6 @@ class OverAtOnce:
 
     def cancel(self) -> None:
         """Do nothing: it is over."""
-
-
-def test_server_is_left_also_when_the_time_was_over_before_it_was_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading, "Timer", OverAtOnce)
-    with trickling() as port, pytest.raises(ReceiverAway, match="the time was over"):
-        send_mail(f"smtp-plain://mail.example:{port}", "", "", letter(), OUTSIDE)
 
 
 INSIDE = """

@@ -228,7 +228,9 @@ def kinds(store: Store, control: ControlDatabase, incident: Incident) -> list[tu
     return [(change.kind, change.subject, change.seconds_before) for change in find_changes(store, control, incident)]
 
 
-def test_event_on_a_host_of_the_job_is_a_change(shared_store: Store, control: ControlDatabase) -> None:
+def test_event_neighbour_other_nccl_agent_or_topology_is_a_change(
+    shared_store: Store, control: ControlDatabase
+) -> None:
     load_job(shared_store, "e")
     put(shared_store, [happening("e-h0", SINCE - n * SECOND, "gpu:e-h0/1") for n in (30, 10, 20)])
     put(shared_store, [happening("elsewhere", SINCE, "gpu:elsewhere/0")])
@@ -240,9 +242,6 @@ def test_event_on_a_host_of_the_job_is_a_change(shared_store: Store, control: Co
     assert found[-1].what == "test on e-h0: error xid, it broke"
     assert (found[-1].seconds_before, found[-1].at) == (30.0, "2023-11-14T22:13:00Z")
     assert len(find_changes(shared_store, control, fault("e"), before_s=10_000)) == len(found) + 1
-
-
-def test_neighbour_other_nccl_agent_or_topology_is_a_change(shared_store: Store, control: ControlDatabase) -> None:
     load_job(shared_store, "new")
     put(shared_store, [make(Comm, job="noisy", host="new-h1", init_ns=SINCE - SECOND)])
     put(shared_store, [make(Comm, job="new", attempt=1, host="new-h0", init_ns=SINCE, nccl_version="2.29.1")])

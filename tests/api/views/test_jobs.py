@@ -117,7 +117,7 @@ def test_job_of_a_capture_of_steps_is_listed_with_the_newest(store: Store, contr
     assert (job.step, job.step_s, job.ranks, job.condition) == (4, 0.25, 1, "ended")
 
 
-def test_slow_link_stands_out_in_its_window_also_in_the_roll_up(store: Store) -> None:
+def test_slow_link_stands_out_in_its_window_its_roll_up_and_its_communicator(store: Store) -> None:
     roster = read_roster(store, "a", 0)
     matrix = read_matrix(store, "a", 0, roster, Window(T0, NOW))
     cells = dict(zip(zip(matrix.cells.src, matrix.cells.dst, strict=True), matrix.cells.ms, strict=True))
@@ -127,16 +127,10 @@ def test_slow_link_stands_out_in_its_window_also_in_the_roll_up(store: Store) ->
     before = read_matrix(store, "a", 0, roster, Window(T0 - 60 * SECOND, T0))
     assert (before.cells.ms, before.usual_ms) == ((), None)
     assert max(read_matrix(store, "a", 0, roster, Window(T0 - 3600 * SECOND, NOW)).cells.ms) == 3.0
-
-
-def test_complete_transfers_answer_where_there_are_no_statistics(store: Store) -> None:
     put(store, (make(Comm, job="t", comm=1, rank=rank, nranks=2, host=f"t{rank}") for rank in (0, 1)))
     put(store, [make(Transfer, job="t", comm=1, rank=0, peer=1, bytes=1 << 20, wire_ns=2_000_000)])
     matrix = read_matrix(store, "t", 0, read_roster(store, "t", 0), Window(T0, NOW))
     assert (matrix.cells.src, matrix.cells.dst, matrix.cells.ms) == ((0,), (1,), (2.0,))
-
-
-def test_matrix_of_one_communicator_holds_its_ranks_alone(store: Store) -> None:
     put(store, (make(Comm, job="two", comm=1, rank=rank, nranks=3, world_rank=rank) for rank in range(3)))
     put(store, (make(Comm, job="two", comm=2, rank=rank, nranks=2, world_rank=rank + 1) for rank in range(2)))
     put(store, [make(TransferStat, job="two", comm=2, rank=0, peer=1, bytes=1 << 20, wire_ns=5_000_000)])
@@ -147,14 +141,11 @@ def test_matrix_of_one_communicator_holds_its_ranks_alone(store: Store) -> None:
         read_matrix(store, "two", 0, read_roster(store, "two", 0), Window(T0, NOW), comm=99)
 
 
-def test_last_window_ends_where_the_slowest_host_has_told_everything(store: Store) -> None:
+def test_last_window_ends_where_the_slowest_host_that_talks_has_told_all(store: Store) -> None:
     load_job(store, "lagging")
     late, punctual = (host_of(rank, "lagging") for rank in (2, 0))
     put(store, [heartbeat(late, NOW + SECOND, lag_s=1.0), heartbeat(punctual, NOW + SECOND)])
     assert find_closed(store, "lagging", 0, NOW + SECOND).window == Window(T0 + 4 * SECOND, NOW)
-
-
-def test_nobody_waits_for_a_host_that_is_silent_but_it_is_named(store: Store) -> None:
     assert find_closed(store, "a", 0, NOW + 86_400 * SECOND).window.end_ns == NOW, "it ended long ago"
     with pytest.raises(NotPresent, match="knows nothing of job 'x', attempt 0"):
         find_closed(store, "x", 0, NOW)
