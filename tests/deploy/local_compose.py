@@ -20,6 +20,7 @@ shift
 mount -o remount,bind,ro /
 exec "$@"
 """
+_UNSHARED = ("unshare", "--mount", "sh", "-c")
 
 
 @dataclass
@@ -38,17 +39,7 @@ class LocalCompose:
         service = self.compose.services[name]
         command = [LOCKSTEP, *service.command]
         if self.read_only and service.read_only:
-            command = [
-                "unshare",
-                "--mount",
-                "sh",
-                "-c",
-                READ_ONLY_ROOT,
-                "sh",
-                *self._writable(service),
-                "--",
-                *command,
-            ]
+            command = [*_UNSHARED, READ_ONLY_ROOT, "sh", *self._writable(service), "--", *command]
         running = Running(name, command, self.environment(name), self.directory)
         self._running.append(running)
         return running
@@ -65,10 +56,8 @@ class LocalCompose:
     def environment(self, name: str) -> dict[str, str]:
         service = self.compose.services[name]
         places = {mount.target: str(self._volume(mount.source)) for mount in service.mounts}
-        places |= {
-            path: str(self.secrets / Path(self.compose.secrets[secret]).name)
-            for path, secret in service.secrets.items()
-        }
+        for path, secret in service.secrets.items():
+            places[path] = str(self.secrets / Path(self.compose.secrets[secret]).name)
         environment = {key: places.get(value, self._here(value)) for key, value in service.environment.items()}
         return environment | {"TMPDIR": str(self._volume("tmp"))}
 

@@ -23,9 +23,8 @@ class Running:
         self.name = name
         self._log = directory / f"{name}.log"
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                command, env=bare_environment(environment), cwd="/", stdout=log, stderr=subprocess.STDOUT
-            )
+            said = {"stdout": log, "stderr": subprocess.STDOUT}
+            self._process = subprocess.Popen(command, env=bare_environment(environment), cwd="/", **said)
 
     @property
     def output(self) -> str:
@@ -53,9 +52,8 @@ class Running:
 
 
 def run_to_end(command: Sequence[str], environment: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        command, env=bare_environment(environment), cwd="/", capture_output=True, text=True, timeout=60, check=False
-    )
+    bare = bare_environment(environment)
+    return subprocess.run(command, env=bare, cwd="/", capture_output=True, text=True, timeout=60, check=False)
 
 
 def bare_environment(environment: Mapping[str, str]) -> dict[str, str]:

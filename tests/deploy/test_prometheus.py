@@ -6,7 +6,7 @@ import subprocess
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -17,35 +17,36 @@ from collector.metrics import serve_metrics
 from importers.traces.alertmanager import OWN_LABEL
 from lockstep.alerts import AlertSettings
 from lockstep.config import Settings
-from lockstep.state.incidents import note_jobs
+from lockstep.records import Step
+from lockstep.state.database import ControlDatabase
+from lockstep.state.decisions import save_decisions, save_execution
+from lockstep.state.incidents import note_jobs, save_incidents
 from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import open_store
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.verdict import FaultClass
 from tests.api.alerts.build import target
 from tests.api.build import running_api
-from tests.builders import rows
+from tests.builders import make, rows
 from tests.collector.fake_gateway import FakeGateway
 from tests.collector.test_agent import NumberedSource, running
 from tests.conftest import REPO
-from tests.deploy.alert_rules import (
-    BASE,
-    FILES,
-    FOLDER,
-    README,
-    RULES,
-    Rule,
-    fail_an_action,
-    metrics_in,
-    step_at,
-    told_configuration,
-)
 from tests.deploy.grafana_boards import panels
+from tests.fixtures.control import hold_lease
+from tests.lockstep.state.build import decision, incident
+from tests.lockstep.state.test_executions import execution
 from tests.testbed.services import free_port
 from tests.waiting import LIMIT_S, HastyClock, eventually
 
 Labels = dict[str, set[str]]  # of each metric
+Rule = dict[str, Any]  # Any: YAML
 
+FOLDER = REPO / "deploy/prometheus"
+README = (FOLDER / "README.md").read_text()
+BASE = "https://lockstep.example/docs"  # nobody's; the README says how to name one's own
+FILES = sorted(FOLDER.glob("*.rules.yml"))
+GROUPS = [group for file in FILES for group in yaml.safe_load(file.read_text())["groups"]]
+RULES: list[Rule] = [rule for group in GROUPS for rule in group["rules"]]
 OPERATIONS = (REPO / "docs/operations.md").read_text()
 EACH = [pytest.param(rule, id=rule["alert"]) for rule in RULES]
 
@@ -178,3 +179,24 @@ def test_every_metric_is_in_the_manual_and_the_manual_names_no_other(on_collecto
 def find_promtool() -> str:
     found = shutil.which("promtool")
     return found or pytest.skip("needs promtool, of Debian's package prometheus: system-packages.txt")
+
+
+def metrics_in(text: str) -> set[str]:
+    return set(re.findall(r"\blockstep_[a-z_]+", text))
+
+
+def told_configuration() -> str:
+    (told,) = re.findall(r"^```yaml\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    return str(told)
+
+
+def fail_an_action(control: ControlDatabase, ended_ns: int) -> None:
+    """Leave an incident open that was answered in vain, so that everything has a figure."""
+    save_incidents(control, [incident("i1")], None)
+    save_decisions(control, [decision("d1")], None)
+    failed = execution("d1", "failed").model_copy(update={"ended_ns": ended_ns})
+    save_execution(control, failed, hold_lease(control, "planner"))
+
+
+def step_at(now_ns: int, host: str = "h0") -> Step:
+    return make(Step, host=host, step=1, start_ns=now_ns, end_ns=now_ns + 1, source="told")

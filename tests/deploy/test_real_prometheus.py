@@ -27,10 +27,11 @@ from tests.api.alerts.real_alertmanager import Alertmanager, alertmanager
 from tests.api.alerts.receivers import receiving
 from tests.api.build import batch_headers
 from tests.builders import rows
-from tests.conftest import REPO
-from tests.deploy.alert_rules import (
+from tests.deploy.grafana_boards import panels
+from tests.deploy.test_prometheus import (
     BASE,
     FILES,
+    OPERATIONS,
     README,
     RULES,
     fail_an_action,
@@ -38,14 +39,12 @@ from tests.deploy.alert_rules import (
     step_at,
     told_configuration,
 )
-from tests.deploy.grafana_boards import panels
 from tests.http_serving import is_up
 from tests.testbed.services import LOCKSTEP, Service, collector_settings, free_port, own_environment, wait_until
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
-OPERATIONS = (REPO / "docs/operations.md").read_text()
 MAKE_TOKEN = "token create prometheus --scope read"
 HOST, OTHER_HOST = "h0", "h9"
 LIMIT_S = 120  # far more than any of it takes, also on a busy machine

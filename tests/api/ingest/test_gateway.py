@@ -267,7 +267,7 @@ def test_fault_of_any_kind_is_told_and_nothing_is_lost(tmp_path: Path, fault: Ex
         eventually(lambda: gateway.trouble is None)
 
 
-def test_close_does_not_wait_for_a_store_that_is_away_and_the_next_start_goes_on(tmp_path: Path) -> None:
+def test_close_waits_for_no_store_that_is_away_nor_too_long_and_the_next_start_goes_on(tmp_path: Path) -> None:
     with running(tmp_path, FakeStore(fault=away()), UNCUT) as gateway:
         acknowledge(gateway, entry(1), entry(2))
         before = gateway.backlog_bytes
@@ -275,24 +275,13 @@ def test_close_does_not_wait_for_a_store_that_is_away_and_the_next_start_goes_on
     again = Gateway(tmp_path, FakeStore(), HastyClock(), GatewayOptions(leave_s=PATIENT_S))
     assert again.backlog_bytes == before > 0, "the backlog of an earlier life counts"
     again.close()
-    store = FakeStore()
-    with running(tmp_path, store) as gateway:
-        eventually(lambda: messages(store) == ["h0/b1/1", "h0/b1/2"])
-        assert acknowledge(gateway, entry(2)) == [2]
-    assert messages(store) == ["h0/b1/1", "h0/b1/2"]
-
-
-def test_close_leaves_a_backlog_for_the_next_start(tmp_path: Path) -> None:
-    with running(tmp_path, FakeStore(fault=away()), UNCUT) as gateway:
-        acknowledge(gateway, entry(1))
-    hurried = FakeStore()
+    hurried, store = FakeStore(), FakeStore()
     with running(tmp_path, hurried, GatewayOptions(segment_s=60_000.0, leave_s=-1.0)) as gateway:
-        eventually(lambda: messages(hurried) == ["h0/b1/1"])
-        acknowledge(gateway, entry(2))
-    assert (messages(hurried), len(list_segments(tmp_path))) == (["h0/b1/1"], 1)
-    store = FakeStore()
+        eventually(lambda: messages(hurried) == ["h0/b1/1", "h0/b1/2"])
+        assert (acknowledge(gateway, entry(2)), acknowledge(gateway, entry(3))) == ([2], [3])
+    assert (messages(hurried), len(list_segments(tmp_path))) == (["h0/b1/1", "h0/b1/2"], 1)
     with running(tmp_path, store):
-        eventually(lambda: messages(store) == ["h0/b1/2"])
+        eventually(lambda: messages(store) == ["h0/b1/3"])
 
 
 def test_full_backlog_refuses_until_the_store_has_taken_it(tmp_path: Path) -> None:

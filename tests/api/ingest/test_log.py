@@ -36,7 +36,7 @@ def written(directory: Path, entries: list[Entry]) -> Path:
     return segment.path
 
 
-def test_entries_come_back_in_order_after_the_cut(tmp_path: Path) -> None:
+def test_entries_come_back_in_order_from_segments_that_are_listed_oldest_first(tmp_path: Path) -> None:
     segment = OpenSegment(tmp_path, 12)
     segment.append(ENTRIES[:2])
     segment.append(ENTRIES[2:])
@@ -46,9 +46,7 @@ def test_entries_come_back_in_order_after_the_cut(tmp_path: Path) -> None:
     assert read_segment(path) == Segment(ENTRIES)
     assert path.stat().st_size == segment.size
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
-
-
-def test_segments_are_listed_oldest_first_and_never_opened_under_a_number_that_is_taken(tmp_path: Path) -> None:
+    path.unlink()
     for number in (10, 9, 100):
         OpenSegment(tmp_path, number).cut()
     OpenSegment(tmp_path, 101)._file.close()

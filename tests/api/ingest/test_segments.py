@@ -58,14 +58,6 @@ def segments_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return read
 
 
-def test_rows_that_memory_has_no_room_for_are_read_from_the_log(tmp_path: Path, segments_read: list[str]) -> None:
-    store = FakeStore()
-    with running(tmp_path, store, GatewayOptions(segment_s=60_000.0, max_kept_bytes=0, leave_s=PATIENT_S)) as gateway:
-        take(gateway, entry(1), entry(2))
-    assert messages(store) == ["h0/b1/1", "h0/b1/2"]
-    assert segments_read == ["000000000001.segment"]
-
-
 def test_memory_stays_within_its_bound_while_the_store_is_away(tmp_path: Path, segments_read: list[str]) -> None:
     store, bound = FakeStore(fault=away()), 500
     options = GatewayOptions(segment_s=60_000.0, max_segment_bytes=1, max_kept_bytes=bound, leave_s=PATIENT_S)

@@ -183,7 +183,7 @@ def is_over(operations: Operations, begun: Operation) -> bool:
     return operations.find(begun.id).state in ("done", "failed")
 
 
-def test_operations_wait_for_each_other_and_too_many_are_refused() -> None:
+def test_operations_wait_for_each_other_up_to_a_bound_and_are_seen_to_fail() -> None:
     operations, go = Operations(ManualClock(5)), threading.Event()
 
     def wait(started: object) -> Replay:
@@ -196,11 +196,6 @@ def test_operations_wait_for_each_other_and_too_many_are_refused() -> None:
     go.set()
     eventually(lambda: all(is_over(operations, each) for each in begun))
     assert operations.find(begun[0].id).result == Replay(verdicts=(), rows=1)
-    operations.close()
-
-
-def test_operation_that_breaks_is_seen_to_have_failed() -> None:
-    operations = Operations(ManualClock(5))
 
     def refuse(started: object) -> Replay:
         raise BadInput("it is no capture")

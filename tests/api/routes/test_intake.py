@@ -171,13 +171,16 @@ def xid(message: str = "XID 79", time: str = "2024-05-01T07:59:00Z", **told: obj
     return {"time": time, "name": "error_xid", "type": "Critical", "message": message} | told
 
 
-def test_overlapping_answers_of_gpud_store_each_event_once(light_api: Api) -> None:
+def test_overlapping_answers_of_gpud_store_each_event_and_bad_state_once(light_api: Api) -> None:
     token = light_api.make_token("ingest", "h3")
-    later = xid("XID 48", "2024-05-01T07:59:10Z")
+    later, when = xid("XID 48", "2024-05-01T07:59:10Z"), {"time": "2024-05-01T07:59:00Z"}
     for events in ([xid(), xid("XID 13")], [later, xid("XID 13"), xid()], [later]):
         assert post(light_api, GPUD, [component(*events)], token).json()["events"] == len(events)
+    bad = when | {"name": "ib", "health": "Unhealthy", "reason": "1 port down"}
+    states = [bad, when | {"name": "gpu", "health": "Healthy", "reason": "ok"}]
+    assert post(light_api, GPUD, [{"component": "infiniband", "states": states}], token).json()["events"] == 1
     told = [f"accelerator-nvidia-error-xid: error_xid: XID {number}" for number in (79, 13, 48)]
-    assert stored_messages(light_api) == told
+    assert stored_messages(light_api) == [*told, "infiniband: ib Unhealthy: 1 port down"]
 
 
 def test_event_whose_second_may_not_be_over_is_taken_from_a_later_answer(light_api: Api) -> None:
@@ -201,17 +204,6 @@ def test_one_token_may_tell_of_all_hosts_that_it_names(light_api: Api) -> None:
     assert len(stored_messages(light_api)) == 2
     assert isinstance(store, FakeStore)
     assert sorted(map(str, store.column("events", "host"))) == ["h1", "h2"]
-
-
-def test_bad_states_of_gpud_are_events_and_good_ones_are_not(light_api: Api) -> None:
-    states = [
-        {"time": "2024-05-01T07:59:00Z", "name": "ib", "health": "Unhealthy", "reason": "1 port down"},
-        {"time": "2024-05-01T07:59:00Z", "name": "gpu", "health": "Healthy", "reason": "ok"},
-    ]
-    token = light_api.make_token("ingest", "h3")
-    answer = post(light_api, GPUD, [{"component": "infiniband", "states": states}], token)
-    assert answer.json()["events"] == 1
-    assert stored_messages(light_api) == ["infiniband: ib Unhealthy: 1 port down"]
 
 
 def test_way_in_is_described_with_an_example_that_is_taken(light_api: Api) -> None:
