@@ -20,9 +20,8 @@ from tests.lockstep.state.test_executions import isolated
 def api(tmp_path: Path) -> Iterator[Api]:
     with running_api(tmp_path, FakeStore()) as running:
         expires_ns = running.parts.clock.now_ns() + 10**15
-        made = decision("d1").model_copy(
-            update={"expires_ns": expires_ns, "held_because": "the verdict is stale", "advice": "save every 9 min"}
-        )
+        told = {"held_because": "the verdict is stale", "advice": "save every 9 min"}
+        made = decision("d1").model_copy(update={"expires_ns": expires_ns, **told})
         save_incidents(running.parts.control, [incident("i1")], None)
         save_decisions(running.parts.control, [made], None)
         yield running

@@ -39,9 +39,8 @@ def test_slow_nic_is_the_one_verdict_and_progress_is_on_standard_error(tmp_path:
     assert 15 <= began_s <= 25, "the NIC is slow from second 20 on, and windows have five seconds"
     lines = slow_nic.err.splitlines()
     assert [line.split()[0] for line in lines[:2]] == ["reading", "analysing"]
-    loaded, evaluated = (
-        [line for line in lines if line.startswith(what)] for what in ("rows loaded: ", "windows evaluated: ")
-    )
+    told_of = ("rows loaded: ", "windows evaluated: ")
+    loaded, evaluated = ([line for line in lines if line.startswith(what)] for what in told_of)
     assert 1 <= len(loaded) <= 4
     assert len(evaluated) == 4, "a line each quarter, where nobody looks at a terminal"
     assert len({part.split(" of ")[1] for part in evaluated}) == 1
@@ -109,6 +108,7 @@ def test_empty_capture_has_no_verdict(lockstep: Run, tmp_path: Path, has_topolog
     outcome = lockstep("diagnose", tmp_path / "empty", "--html", tmp_path / "page.html")
     assert outcome.code == 0, outcome.err
     assert outcome.out.startswith("no verdict: ")
+    assert lockstep("diagnose", tmp_path / "empty", "--json").out == "[]\n"
     assert "no verdict: " in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 

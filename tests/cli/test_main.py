@@ -111,13 +111,11 @@ def test_command_at_hand_is_the_first_word_that_is_no_option() -> None:
 
 
 def test_command_says_how_to_get_what_is_missing(tmp_path: Path) -> None:
-    remedies = {
-        ("clickhouse_connect", "store"): "pip install 'lockstep[store]'",
-        ("benchmarks", "bench"): "clone the repository, run `make install` there, and use its .venv/bin/lockstep",
-    }
+    clone = "clone the repository, run `make install` there, and use its .venv/bin/lockstep"
+    remedies = {("clickhouse_connect", "store"): "pip install 'lockstep[store]'", ("benchmarks", "bench"): clone}
     ended = run_without(tmp_path, [([missing], command) for missing, command in remedies])
     for ((missing, command), remedy), (code, out, err) in zip(remedies.items(), ended, strict=True):
-        is_ours = remedy.startswith("clone")
+        is_ours = remedy is clone
         absence = "/, which is not part of the installed package" if is_ours else ", which is not installed here"
         assert (code, out) == (1, "")
         assert err == f"lockstep: `lockstep {command}` needs {missing}{absence}: {remedy}\n"
@@ -141,9 +139,8 @@ for name in ("up", "serve", "simulate"):
     os.wait()
 """
     environment = {name: value for name, value in os.environ.items() if name != "ARROW_DEFAULT_MEMORY_POOL"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, cwd=REPO, capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, cwd=REPO, capture_output=True, text=True, check=True)
     pools = dict(line.split() for line in done.stdout.splitlines())
     assert {name: pool == "system" for name, pool in pools.items()} == {"up": True, "serve": True, "simulate": False}
 
@@ -164,14 +161,8 @@ sys.argv = ["lockstep", {option!r}]
 from cli.main import run
 run()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=REPO,
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command, environment = [sys.executable, "-c", script], os.environ | variables
+    done = subprocess.run(command, cwd=REPO, env=environment, capture_output=True, text=True, check=True)
     ours = {"lockstep", "cli"}
     packages = {*ours, "collector", "importers", "simulator", "analyzer", "planner", "api"}
     assert set(done.stderr.split()) & {*packages, *SLOW_TO_IMPORT, *HEAVY} == ours

@@ -50,8 +50,8 @@ def cost(ratio: float | None, waiting: int) -> Impact:
 def matrix(hosts: int = 8, nics: int = 4, slow: tuple[int, int] | None = (3, 1)) -> DelayMatrix:
     """Every NIC sends to the same NIC of the next host; one, when told, at four times the normal delay."""
     ends = [(host, nic) for host in range(hosts) for nic in range(nics)]
-    wires = [[End(f"h{place % hosts}", f"eth{nic}") for place in (host, host + 1)] for host, nic in ends]
-    pairs = tuple(Pair(*wire) for wire in wires)
+    wires = [(f"h{host}", f"h{(host + 1) % hosts}", f"eth{nic}") for host, nic in ends]
+    pairs = tuple(Pair(End(source, nic), End(target, nic)) for source, target, nic in wires)
     ratio = np.array([4.0 if end == slow else 1.0 for end in ends])
     ones = np.ones(len(ratio))
     return DelayMatrix(

@@ -166,18 +166,9 @@ def test_whom_a_proxy_stands_for_is_believed_only_where_one_is_set(is_behind: bo
 
 
 def write_certificate(folder: Path, password: str = "") -> tuple[Path, Path]:
-    files = folder / "cert.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-days", "2"]
-    command += [
-        "-subj",
-        "/CN=127.0.0.1",
-        "-addext",
-        "subjectAltName=IP:127.0.0.1",
-        "-out",
-        files[0],
-        "-keyout",
-        files[1],
-    ]
-    command += ["-passout", f"pass:{password}"] if password else ["-nodes"]
-    subprocess.run(command, check=True, capture_output=True)
-    return files
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-days", "2"]
+    names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    sealed = ["-passout", f"pass:{password}"] if password else ["-nodes"]
+    subprocess.run([*made, *names, *sealed, "-out", cert, "-keyout", key], check=True, capture_output=True)
+    return cert, key

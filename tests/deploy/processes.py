@@ -23,8 +23,8 @@ class Running:
         self.name = name
         self._log = directory / f"{name}.log"
         with self._log.open("wb") as log:
-            said = {"stdout": log, "stderr": subprocess.STDOUT}
-            self._process = subprocess.Popen(command, env=bare_environment(environment), cwd="/", **said)
+            bare = bare_environment(environment)
+            self._process = subprocess.Popen(command, env=bare, cwd="/", stdout=log, stderr=subprocess.STDOUT)
 
     @property
     def output(self) -> str:

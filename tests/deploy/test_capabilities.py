@@ -103,12 +103,9 @@ def is_free_for_all(question: str) -> bool:
 def test_collector_without_any_works_and_says_what_it_may_not(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("lks_0123456789abcdef_" + "t" * 43)
     with FakeGateway() as gateway:
-        environment = {
-            "LOCKSTEP_STATE_DIR": str(tmp_path / "state"),
-            "LOCKSTEP_COLLECTOR_TOKEN_FILE": str(tmp_path / "token"),
-            "LOCKSTEP_COLLECTOR_SERVER": gateway.url,
-            "LOCKSTEP_COLLECTOR_LISTEN": f"127.0.0.1:{free_port()}",
-        }
+        own = {"TOKEN_FILE": str(tmp_path / "token"), "SERVER": gateway.url, "LISTEN": f"127.0.0.1:{free_port()}"}
+        environment = {f"LOCKSTEP_COLLECTOR_{name}": value for name, value in own.items()}
+        environment["LOCKSTEP_STATE_DIR"] = str(tmp_path / "state")
         command = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", LOCKSTEP, "collect"]
         collector = Running("collector", command, environment, tmp_path)
         try:

@@ -87,11 +87,8 @@ def test_services_start_after_the_migration_and_the_api_is_published_where_clien
     order = [service.name for service in COMPOSE.start_order()]
     assert order[:2] == ["clickhouse", "migrate"]
     assert COMPOSE.services["migrate"].conditions == {"clickhouse": "service_healthy"}
-    for name in order[2:]:
-        assert COMPOSE.services[name].conditions == {
-            "clickhouse": "service_healthy",
-            "migrate": "service_completed_successfully",
-        }
+    first = {"clickhouse": "service_healthy", "migrate": "service_completed_successfully"}
+    assert all(COMPOSE.services[name].conditions == first for name in order[2:])
     api = COMPOSE.services["api"]
     host, port = split_listen(api.settings.api.listen)
     (published,) = api.ports

@@ -30,7 +30,7 @@ LEASE_S = 60
 def fault(name: str = "i1", **changes: Any) -> Incident:
     """Return an open incident that began when tests happen; changes of the verdict go by name."""
     made = incident(name, job=str(changes.pop("job", "train")), opened_ns=T0, updated_ns=T0)
-    state = {key: changes.pop(key) for key in ("state", "closed_ns", "closed_because") if key in changes}
+    state = {key: changes.pop(key) for key in list(changes) if key in ("state", "closed_ns", "closed_because")}
     verdict = made.verdict.model_copy(update={"since_ns": T0, **changes})
     return made.model_copy(update={"verdict": verdict, **state})
 

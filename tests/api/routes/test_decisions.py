@@ -50,7 +50,9 @@ def test_decision_that_expired_or_does_nothing_or_is_unknown_is_not_approved(api
 
     publish(api, lasts_s=-1.0)
     assert "has expired" in check_problem(order("d1", "approve"), 400, "bad-input")
-    assert order("d1", "undo").status_code == 202
+    for kind in ("undo", "reject"):
+        assert order("d1", kind).status_code == 202
+        assert list_audit(api.parts.control, 1)[0].what == f"{kind}_decision"
     publish(api, "d2", action="none")
     check_problem(order("d2", "approve"), 400, "bad-input")
     check_problem(api.get("/api/v1/decisions/d9"), 404, "not-found")

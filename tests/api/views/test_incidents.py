@@ -245,10 +245,10 @@ def test_event_neighbour_other_nccl_agent_or_topology_is_a_change(
     fabric = leaf_spine(hosts=2, nics_per_host=1, leaves=1, spines=1)
     publish_topology(control, fabric, source="lldp", now_ns=SINCE - 5 * SECOND, who="ann")
     assert {("topology", "1", 5.0), ("neighbour", "noisy", 1.0)} <= set(kinds(shared_store, control, fault("new")))
-    found = {change.kind: change.what for change in find_changes(shared_store, control, fault("new", attempt=1))}
-    assert found["attempt"].startswith("attempt")
-    assert found["nccl_version"] == "attempt 1 runs NCCL 2.29.1, the one before 2.28.9"
-    assert found["agent_version"] == "the collector of new-h0 became 1.1, it was among 1.0, 1.1"
+    said = {change.kind: change.what for change in find_changes(shared_store, control, fault("new", attempt=1))}
+    assert said["attempt"].startswith("attempt")
+    assert said["nccl_version"] == "attempt 1 runs NCCL 2.29.1, the one before 2.28.9"
+    assert said["agent_version"] == "the collector of new-h0 became 1.1, it was among 1.0, 1.1"
 
 
 @pytest.mark.parametrize("job", ["never-heard-of", "it's \\ odd"])

@@ -149,9 +149,9 @@ def test_last_window_ends_where_the_slowest_host_that_talks_has_told_all(store: 
     assert find_closed(store, "a", 0, NOW + 86_400 * SECOND).window.end_ns == NOW, "it ended long ago"
     with pytest.raises(NotPresent, match="knows nothing of job 'x', attempt 0"):
         find_closed(store, "x", 0, NOW)
-    late = NOW + 60 * SECOND
-    put(store, [heartbeat(host_of(0, "a"), late)])
-    closed = find_closed(store, "a", 0, late)
+    later = NOW + 60 * SECOND
+    put(store, [heartbeat(host_of(0, "a"), later)])
+    closed = find_closed(store, "a", 0, later)
     assert closed.silent == {host_of(2, "a")}
     assert closed.window.end_ns == NOW
 
