@@ -27,11 +27,6 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
         yield running
 
 
-@pytest.fixture
-def admin(api: Api) -> dict[str, str]:
-    return bearer(api.make_token("admin"))
-
-
 def policy(**changed: object) -> dict[str, Any]:
     told = {"modes": {"reroute": "propose"}, "nodes_per_hour": 1, "restarts_per_hour": 2, "nodes_out": 3}
     return {**told, "share_of_block": 0.5, "gpu_hour_price": None, "spares": [], **changed}

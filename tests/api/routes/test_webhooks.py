@@ -15,7 +15,7 @@ from lockstep.state.targets import list_targets
 from lockstep.store.store import Store
 from tests.api.alerts.build import SECRET, make_notification, target
 from tests.api.alerts.receivers import answer, receiving
-from tests.api.build import Api, bearer, check_problem, running_api
+from tests.api.build import Api, check_problem, running_api
 
 HOOK = {"name": "ops", "kind": "webhook", "url": "https://example.com/hook?token=abcdef", "secrets": [SECRET]}
 
@@ -25,11 +25,6 @@ def api(tmp_path: Path, shared_store: Store) -> Iterator[Api]:
     alerts = AlertSettings(targets=(target("fixed", "slack"),), allow=("127.0.0.1/32",))
     with running_api(tmp_path, shared_store, settings=Settings(alerts=alerts)) as running:
         yield running
-
-
-@pytest.fixture
-def admin(api: Api) -> dict[str, str]:
-    return bearer(api.make_token("admin"))
 
 
 def make(api: Api, admin: dict[str, str], **changes: Any) -> Any:
