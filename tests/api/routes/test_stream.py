@@ -90,8 +90,7 @@ def test_listener_goes_on_where_it_broke_off(api: Api) -> None:
     with listening(api) as events:
         save(api, "i-before")
         last = next(events).number
-    for _ in range(3):  # and each is told once, as it is now
-        save(api, "i-meanwhile-1")
+    save(api, "i-meanwhile-1")
     save(api, "i-before", "closed")
     save(api, "i-meanwhile-2")
     with listening(api, after=last) as events:
@@ -197,6 +196,19 @@ def test_what_is_remembered_is_forgotten_before_listeners_come_for_it(control: C
 
     asyncio.run(scene())
     assert "forget" in told[: told.index("heard")]
+
+
+def test_listener_that_was_away_hears_each_thing_once_as_it_is_now(control: ControlDatabase) -> None:
+    async def listen(known: int) -> list[str]:
+        async with running(control) as made:
+            return await collect(made, await made.begin(known), 2)
+
+    save_change(control, "a")
+    known = newest_change(control)
+    for _ in range(3):
+        save_change(control, "b")
+    save_change(control, "a")
+    assert asyncio.run(listen(known)) == ["b", "a"]
 
 
 def test_listener_far_behind_is_served_from_disk(control: ControlDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
