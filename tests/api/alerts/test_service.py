@@ -243,6 +243,7 @@ def facts(**changes: Any) -> Facts:
     ("changes", "name", "sentence"),
     [
         ({}, "", ""),
+        ({"oldest_message": ("ops", NOW_NS - 1)}, "", ""),
         ({"agents": Agents(0, 0), "expects_agents": False}, "", ""),
         ({"agents": Agents(4, after(600))}, "agents", "no agent reports: the last of 4 hosts spoke 400 s ago"),
         ({"agents": Agents(0, 0)}, "agents", "no agent reports: no telemetry in the last 600 s"),
