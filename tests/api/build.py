@@ -34,8 +34,6 @@ from tests.waiting import LIMIT_S, PunctualClock, eventually
 
 @dataclass(frozen=True)
 class Api:
-    """A running app, and what a test needs to talk to it."""
-
     parts: Parts
     client: httpx.Client
     _readers: list[str] = field(default_factory=list)
@@ -44,7 +42,6 @@ class Api:
         return create_token(self.parts.control, scope=scope, host=host, name="test", now_ns=T0)
 
     def lease(self, name: str) -> Lease:
-        """Take a lease that lasts for as long as the test."""
         return hold_lease(self.parts.control, name, now_ns=self.parts.clock.now_ns())
 
     def get(self, path: str, query: Mapping[str, str | int] | None = None) -> httpx.Response:
@@ -79,7 +76,6 @@ def running_api(
     topology: Topology | None = None,
     duties: tuple[str, ...] = (),
 ) -> Iterator[Api]:
-    """Give an app on a socket, with a control database and a gateway of its own."""
     clock = clock or PunctualClock()
     with opened_control(folder) as control:
         parts = Parts(
@@ -99,9 +95,8 @@ def running_api(
 
 def open_client(url: str) -> httpx.Client:
     """Return a client that trusts nobody: reading the system's certificates takes as long as starting the app."""
-    return httpx.Client(
-        base_url=url, trust_env=False, timeout=LIMIT_S, verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    )
+    nobody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    return httpx.Client(base_url=url, trust_env=False, timeout=LIMIT_S, verify=nobody)
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -109,7 +104,6 @@ def bearer(token: str) -> dict[str, str]:
 
 
 def batch_headers(token: str, *, agent: str = "h0", boot: str = "b1", number: object = 1) -> dict[str, str]:
-    """Return the headers of a batch that is as it should be."""
     return {
         **bearer(token),
         "Content-Type": CONTENT_TYPE,

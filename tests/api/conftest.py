@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.store.store import Store
-from tests.api.build import Api, running_api
+from tests.api.build import Api, bearer, running_api
 from tests.fixtures.stores import SharedEngine
 
 
@@ -30,13 +30,16 @@ def shared_store(api_engine: SharedEngine) -> Iterator[Store]:
 
 @pytest.fixture(scope="module")
 def shared_api(tmp_path_factory: pytest.TempPathFactory, shared_store: Store) -> Iterator[Api]:
-    """An app that all tests of a module share, for those that leave nothing behind."""
     with running_api(tmp_path_factory.mktemp("shared"), shared_store) as running:
         yield running
 
 
 @pytest.fixture
 def api(tmp_path: Path, shared_store: Store) -> Iterator[Api]:
-    """An app of one's own."""
     with running_api(tmp_path, shared_store) as running:
         yield running
+
+
+@pytest.fixture
+def admin(api: Api) -> dict[str, str]:
+    return bearer(api.make_token("admin"))

@@ -31,7 +31,6 @@ class FakeStore(Store):
         return list(self._blocks)
 
     def column(self, table: str, name: str) -> list[object]:
-        """Return the values of a column in the order they were inserted."""
         kept = [rows for kind, rows in self._blocks.values() if kind == table]
         return [value for rows in kept for value in rows[name].to_pylist()]
 

@@ -59,7 +59,6 @@ class Rule:
 
 
 def rules_of(parts: Parts) -> list[Rule]:
-    """Return the rules of all routes of an app over these parts, by path and method."""
     routes = (route for route in _walk(create_app(parts).routes) if isinstance(route, APIRoute))
     return sorted(
         (_rule(route, method) for route in routes for method in route.methods or ()), key=lambda rule: rule.key[::-1]

@@ -33,7 +33,7 @@ from tests.lockstep.state.build import incident
 from tests.tiers import long_except
 
 
-def test_message_whose_outcome_could_not_be_written_is_tried_again(
+def test_message_whose_outcome_was_not_written_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alerts_build, "opened_control", partial(opened_control, lock_wait_ms=50))
@@ -141,16 +141,13 @@ def test_verdicts_of_a_capture_are_bounded(tmp_path: Path) -> None:
 def test_reader_pushes_out_no_answer_that_others_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idempotency, "MOST", 3)
     with running_api(tmp_path, FakeStore()) as api:
-        reader, actor = bearer(api.make_token("read")), bearer(api.make_token("act"))
+        reader, actor = bearer(api.make_token("read")), bearer(api.make_token("act")) | {"Idempotency-Key": "k"}
         save_incidents(api.parts.control, [incident()], None)
-        first = api.client.put(
-            "/api/v1/incidents/i1/outcome", json={"was_right": True}, headers=actor | {"Idempotency-Key": "k"}
-        )
+        act = api.client.build_request("PUT", "/api/v1/incidents/i1/outcome", json={"was_right": True}, headers=actor)
+        first = api.client.send(act)
         for number in range(5):
             api.client.post("/api/v1/nothing", headers=reader | {"Idempotency-Key": f"r{number}"})
-        second = api.client.put(
-            "/api/v1/incidents/i1/outcome", json={"was_right": True}, headers=actor | {"Idempotency-Key": "k"}
-        )
+        second = api.client.send(act)
         assert (second.json(), second.headers["Idempotency-Replayed"]) == (first.json(), "true")
 
 

@@ -54,7 +54,7 @@ def test_files_and_what_is_not_there_have_them_too_and_no_script_or_style_of_the
     assert policy["frame-ancestors"] == policy["object-src"] == "'none'"
 
 
-def test_failure_nobody_foresaw_has_them_shows_nothing_and_is_in_the_log_with_its_id(
+def test_failure_nobody_foresaw_shows_nothing_and_is_in_the_log(
     light_api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:

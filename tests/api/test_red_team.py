@@ -27,7 +27,6 @@ XID = make(Event, host="h9", ts_ns=T0 + 20 * SECOND, kind="xid", component="gpu:
 
 
 def send(api: Api, host: str, records: Iterable[HostRecord], *, boot: str = "b1") -> httpx.Response:
-    """Send rows of a host with its token, all in one batch."""
     told = list(records)
     kinds = {table.name: [each for each in told if type(each) is table.record] for table in TABLES}
     body = encode_batch({name: rows(*found) for name, found in kinds.items() if found})
@@ -72,7 +71,6 @@ def forge_standstill(host: str, comm: int, job: str) -> Iterator[Progress]:
 
 
 def analyse(api: Api, store: Store, *, agents: int) -> list[Incident]:
-    """Return what the analyzer says once everything that was sent is in the store."""
     sent = "SELECT uniqExact(host, ts_ns) AS n FROM agents"
     eventually(lambda: store.query(sent)["n"][0].as_py() == agents * (LAST_S + 1), limit_s=LIMIT_S)
     told: list[Incident] = []
@@ -83,7 +81,6 @@ def analyse(api: Api, store: Store, *, agents: int) -> list[Incident]:
 
 @pytest.fixture
 def fresh(api: Api, shared_store: Store) -> Iterator[Api]:
-    """An app over an empty store."""
     yield api
     for table in TABLES:
         shared_store.command(f"TRUNCATE TABLE {shared_store.database}.{table.name} SYNC")

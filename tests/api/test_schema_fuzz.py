@@ -80,7 +80,6 @@ _JSON = st.recursive(
 
 @st.composite
 def bent(draw: st.DrawFn, document: Any) -> Any:  # Any: JSON
-    """Draw a document like this one, in which something is of another shape."""
     if not document or not isinstance(document, dict | list) or draw(st.integers(0, 5)) == 0:
         return draw(_JSON)
     place = draw(st.sampled_from(sorted(document) if isinstance(document, dict) else range(len(document))))
@@ -90,8 +89,6 @@ def bent(draw: st.DrawFn, document: Any) -> Any:  # Any: JSON
 
 
 class Fuzzed(NamedTuple):
-    """An app to ask, and the headers that open each of its doors."""
-
     api: Api
     by_path: dict[str, dict[str, str]]
 
@@ -101,7 +98,6 @@ class Fuzzed(NamedTuple):
 
 @pytest.fixture(scope="module")
 def fuzzed(tmp_path_factory: pytest.TempPathFactory, shared_store: Store) -> Iterator[Fuzzed]:
-    """An app with a job, an incident and a decision, without a rate limit."""
     load_job(shared_store, "train")
     folder = tmp_path_factory.mktemp("fuzz")
     settings = Settings(state_dir=folder, api=ApiSettings(requests_per_s=0, batches_per_s=0))

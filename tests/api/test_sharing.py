@@ -3,14 +3,13 @@
 import asyncio
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
 
-from api import auth as cache_module
-from api import sharing
+from api import auth, sharing
 from api.auth import LIFE_S, TokenCache
 from api.sharing import Refreshed, SingleFlight
 from lockstep.batches import DetailRequest
@@ -39,16 +38,18 @@ class Source:
         return number
 
 
-def play(scene: Callable[[Refreshed[int], Source, ManualClock], object]) -> None:
-    """Run a scene with an answer that is believed for a second and asked for again after half of it."""
+Scene = Callable[[Refreshed[int], Source, ManualClock], Coroutine[object, object, None]]
 
-    async def run() -> None:
+
+def played(scene: Scene) -> Callable[[], None]:
+    """Make a test of a scene with an answer that is believed for a second and asked for again after half of it."""
+
+    async def play() -> None:
         clock, source = ManualClock(T0), Source()
-        answer = Refreshed(source, clock, again_s=0.5, believed_s=1.0)
         source.gate.set()
-        await scene(answer, source, clock)  # type: ignore[misc]
+        await scene(Refreshed(source, clock, again_s=0.5, believed_s=1.0), source, clock)
 
-    asyncio.run(run())
+    return lambda: asyncio.run(play())
 
 
 async def turns() -> None:
@@ -57,84 +58,81 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def test_next_answer_is_fetched_while_the_last_is_given_and_who_comes_too_late_waits() -> None:
-    async def scene(answer: Refreshed[int], source: Source, clock: ManualClock) -> None:
+@played
+async def test_next_answer_is_fetched_while_the_last_is_given_and_who_comes_too_late_waits(
+    answer: Refreshed[int], source: Source, clock: ManualClock
+) -> None:
+    await answer.get()
+    clock.advance(0.4)
+    assert await answer.get() == 1
+    await turns()
+    assert source.asked == 1, "it is young"
+    source.gate.clear()
+    clock.advance(0.2)
+    assert [await answer.get() for _ in range(10)] == [1] * 10
+    await turns()
+    assert source.asked == 2
+    source.gate.set()
+    await turns()
+    assert await answer.get() == 2
+    clock.advance(1.0)
+    assert await asyncio.gather(*(answer.get() for _ in range(20))) == [3] * 20
+    assert source.asked == 3
+
+
+@played
+async def test_who_goes_away_takes_the_answer_from_nobody_and_one_from_before_a_change_is_not_believed(
+    answer: Refreshed[int], source: Source, clock: ManualClock
+) -> None:
+    source.gate.clear()
+    first, early = (asyncio.create_task(answer.get()) for _ in range(2))
+    await turns()
+    first.cancel()
+    answer.forget()
+    late = asyncio.create_task(answer.get())
+    await turns()
+    source.gate.set()
+    assert (await early, await late) == (1, 2)
+    assert await answer.get() == source.asked == 2
+
+
+@played
+async def test_trouble_is_told_to_who_waits_and_the_last_answer_holds_for_its_time(
+    answer: Refreshed[int], source: Source, clock: ManualClock
+) -> None:
+    await answer.get()
+    source.trouble = ControlAway("the control database cannot be used")
+    clock.advance(0.6)
+    assert await answer.get() == 1
+    await turns()
+    clock.advance(0.4)
+    with pytest.raises(ControlAway):
         await answer.get()
-        clock.advance(0.4)
-        assert await answer.get() == 1
-        await turns()
-        assert source.asked == 1, "it is young"
-        source.gate.clear()
-        clock.advance(0.2)
-        assert [await answer.get() for _ in range(10)] == [1] * 10
-        await turns()
-        assert source.asked == 2
-        source.gate.set()
-        await turns()
-        assert await answer.get() == 2
-        clock.advance(1.0)
-        assert await asyncio.gather(*(answer.get() for _ in range(20))) == [3] * 20
-        assert source.asked == 3
-
-    play(scene)
+    source.trouble = None
+    assert await answer.get() == source.asked
 
 
-def test_who_goes_away_takes_the_answer_from_nobody_and_one_from_before_a_change_is_not_believed() -> None:
-    async def scene(answer: Refreshed[int], source: Source, clock: ManualClock) -> None:
-        source.gate.clear()
-        first, early = (asyncio.create_task(answer.get()) for _ in range(2))
-        await turns()
-        first.cancel()
-        answer.forget()
-        late = asyncio.create_task(answer.get())
-        await turns()
-        source.gate.set()
-        assert (await early, await late) == (1, 2)
-        assert await answer.get() == source.asked == 2
-
-    play(scene)
-
-
-def test_trouble_is_told_to_who_waits_and_the_last_answer_holds_for_its_time() -> None:
-    async def scene(answer: Refreshed[int], source: Source, clock: ManualClock) -> None:
-        await answer.get()
-        source.trouble = ControlAway("the control database cannot be used")
-        clock.advance(0.6)
-        assert await answer.get() == 1
-        await turns()
-        clock.advance(0.4)
-        with pytest.raises(ControlAway):
-            await answer.get()
-        source.trouble = None
-        assert await answer.get() == source.asked
-
-    play(scene)
-
-
-def test_another_thread_may_forget_at_any_moment() -> None:
+@played
+async def test_another_thread_may_forget_at_any_moment(
+    answer: Refreshed[int], source: Source, clock: ManualClock
+) -> None:
     """Bytecode by bytecode: a reader between two looks at what is being asked finds it gone."""
-    switching_s = sys.getswitchinterval()
-    stop = threading.Event()
+    switching_s, stop = sys.getswitchinterval(), threading.Event()
 
-    async def scene(answer: Refreshed[int], source: Source, clock: ManualClock) -> None:
-        def forget_always() -> None:
-            while not stop.is_set():
-                answer.forget()
+    def forget_always() -> None:
+        while not stop.is_set():
+            answer.forget()
 
-        thread = threading.Thread(target=forget_always)
-        thread.start()
-        try:
-            for _ in range(2_000):
-                clock.advance(2.0)
-                assert await answer.get() <= source.asked
-        finally:
-            stop.set()
-            thread.join()
-
+    thread = threading.Thread(target=forget_always)
     sys.setswitchinterval(1e-6)
+    thread.start()
     try:
-        play(scene)
+        for _ in range(2_000):
+            clock.advance(2.0)
+            assert await answer.get() <= source.asked
     finally:
+        stop.set()
+        thread.join()
         sys.setswitchinterval(switching_s)
 
 
@@ -221,130 +219,114 @@ def test_failure_is_told_to_all_who_wait_and_the_next_one_asks_again(waiting: th
     assert store.asked == 2
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(1_000 * NS_PER_S)
+class Cache:
+    """A token cache over a real control database, with a clock of its own, whose questions are written down."""
 
+    def __init__(self, control: ControlDatabase, patch: pytest.MonkeyPatch) -> None:
+        self.control, self.clock = control, ManualClock(1_000 * NS_PER_S)
+        self.cache, self.asked = TokenCache(control, self.clock), list[str]()
+        for name in ("valid_tokens", "find_token", "detail_requests_by_host"):
+            patch.setattr(auth, name, self._noted(name, getattr(auth, name)))
 
-@pytest.fixture
-def token_cache(control: ControlDatabase, clock: ManualClock) -> TokenCache:
-    return TokenCache(control, clock)
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return what the database is asked, from now on."""
-    questions: list[str] = []
-    for name in ("valid_tokens", "find_token", "detail_requests_by_host"):
-        plain = getattr(cache_module, name)
-
-        def ask(*arguments: object, name: str = name, plain: Callable[..., object] = plain) -> object:
-            questions.append(name)
+    def _noted(self, name: str, plain: Callable[..., object]) -> Callable[..., object]:
+        def ask(*arguments: object) -> object:
+            self.asked.append(name)
             return plain(*arguments)
 
-        monkeypatch.setattr(cache_module, name, ask)
-    return questions
+        return ask
+
+    def make_token(self, host: str, scope: Scope = "ingest") -> str:
+        return create_token(self.control, scope=scope, host=host, name="test", now_ns=1)
+
+    def find(self, secret: str) -> Token | None:
+        return asyncio.run(self.cache.find_token(secret))
+
+    def request(self, name: str, host: str, expires_s: float) -> None:
+        expires_ns = round(expires_s * NS_PER_S)
+        asked = DetailRequest(id=name, host=host, kind="probe", details={}, expires_ns=expires_ns)
+        add_detail_requests(self.control, asked)
+
+    def requests_for(self, host: str) -> list[str]:
+        return [each.id for each in asyncio.run(self.cache.detail_requests_for(host))]
 
 
-def make_token(control: ControlDatabase, host: str, scope: Scope = "ingest") -> str:
-    return create_token(control, scope=scope, host=host, name="test", now_ns=1)
-
-
-def find(token_cache: TokenCache, secret: str) -> Token | None:
-    return asyncio.run(token_cache.find_token(secret))
-
-
-def detail_requests(token_cache: TokenCache, host: str) -> list[str]:
-    return [detail_request.id for detail_request in asyncio.run(token_cache.detail_requests_for(host))]
-
-
-def detail_request(name: str, host: str, expires_s: float) -> DetailRequest:
-    return DetailRequest(id=name, host=host, kind="probe", details={}, expires_ns=round(expires_s * NS_PER_S))
+@pytest.fixture
+def cache(control: ControlDatabase, monkeypatch: pytest.MonkeyPatch) -> Cache:
+    return Cache(control, monkeypatch)
 
 
 def test_a_revoked_token_is_refused_as_soon_as_the_answer_is_old_and_at_once_where_it_was_revoked(
-    token_cache: TokenCache, control: ControlDatabase, clock: ManualClock
+    cache: Cache,
 ) -> None:
     assert LIFE_S <= 1.0, "docs/operations.md promises it to whoever revokes a token"
-    agent, reader = make_token(control, "h0"), make_token(control, "h1", "read")
-    known, found = find(token_cache, agent), find(token_cache, reader)
+    agent, reader = cache.make_token("h0"), cache.make_token("h1", "read")
+    known, found = cache.find(agent), cache.find(reader)
     assert known is not None
     assert found is not None
     assert (known.host, known.scope, found.scope) == ("h0", "ingest", "read")
-    revoke_token(control, known.id, now_ns=5)
-    clock.advance(LIFE_S)
-    assert find(token_cache, agent) is None
-    revoke_token(control, found.id, now_ns=5)
-    assert find(token_cache, reader) == found
-    token_cache.forget()
-    assert find(token_cache, reader) is None
+    revoke_token(cache.control, known.id, now_ns=5)
+    cache.clock.advance(LIFE_S)
+    assert cache.find(agent) is None
+    revoke_token(cache.control, found.id, now_ns=5)
+    assert cache.find(reader) == found
+    cache.cache.forget()
+    assert cache.find(reader) is None
 
 
-def test_tokens_are_looked_up_once_for_all_who_come_while_the_answer_is_young(
-    token_cache: TokenCache, control: ControlDatabase, clock: ManualClock, asked: list[str]
-) -> None:
-    secrets = [make_token(control, f"h{number}") for number in range(30)]
+def test_tokens_are_looked_up_once_for_all_who_come_while_the_answer_is_young(cache: Cache) -> None:
+    hosts = [f"h{number}" for number in range(30)]
+    secrets = [cache.make_token(host) for host in hosts]
 
     async def all_at_once() -> list[Token | None]:
-        return await asyncio.gather(*(token_cache.find_token(secret) for secret in secrets))
+        return await asyncio.gather(*(cache.cache.find_token(secret) for secret in secrets))
 
     for _ in range(3):
-        found = asyncio.run(all_at_once())
-        assert [token.host for token in found if token] == [f"h{number}" for number in range(30)]
-        assert detail_requests(token_cache, "h0") == []
-        clock.advance(LIFE_S / 8)
-    assert asked == ["valid_tokens", "detail_requests_by_host"]
-    clock.advance(LIFE_S)
-    assert find(token_cache, secrets[0]) is not None
-    assert asked == ["valid_tokens", "detail_requests_by_host"] * 2
+        assert [token.host for token in asyncio.run(all_at_once()) if token] == hosts
+        assert cache.requests_for("h0") == []
+        cache.clock.advance(LIFE_S / 8)
+    assert cache.asked == ["valid_tokens", "detail_requests_by_host"]
+    cache.clock.advance(LIFE_S)
+    assert cache.find(secrets[0]) is not None
+    assert cache.asked == ["valid_tokens", "detail_requests_by_host"] * 2
 
 
-def test_what_is_no_token_is_none_and_a_token_newer_than_the_answer_is_found_at_once(
-    token_cache: TokenCache, control: ControlDatabase, asked: list[str]
-) -> None:
-    secret = make_token(control, "h0")
-    (token,) = list_tokens(control)
-    assert find(token_cache, secret) == token
+def test_what_is_no_token_is_none_and_a_token_newer_than_the_answer_is_found_at_once(cache: Cache) -> None:
+    secret = cache.make_token("h0")
+    (token,) = list_tokens(cache.control)
+    assert cache.find(secret) == token
     unknown = "lks_" + "0" * 16 + "_" + "A" * 43
-    assert asyncio.run(token_cache.find_known(unknown)) is None
-    assert "find_token" not in asked
-    for none in ("", "nothing", unknown, secret[:-43] + "A" * 43):
-        assert find(token_cache, none) is None
-    newer = find(token_cache, make_token(control, "h1"))
+    assert asyncio.run(cache.cache.find_known(unknown)) is None
+    assert "find_token" not in cache.asked
+    assert [cache.find(none) for none in ("", "nothing", unknown, secret[:-43] + "A" * 43)] == [None] * 4
+    newer = cache.find(cache.make_token("h1"))
     assert newer is not None
     assert newer.host == "h1"
 
 
-def test_a_detail_request_reaches_its_host_as_soon_as_the_answer_is_old_and_not_once_it_has_expired(
-    token_cache: TokenCache, control: ControlDatabase, clock: ManualClock
-) -> None:
-    assert detail_requests(token_cache, "h0") == []
-    add_detail_requests(control, detail_request("late", "h0", 3_000))
-    add_detail_requests(control, detail_request("soon", "h0", 2_000))
-    add_detail_requests(control, detail_request("other", "h1", 2_000))
-    clock.advance(LIFE_S)
-    assert detail_requests(token_cache, "h0") == ["soon", "late"]
-    assert detail_requests(token_cache, "h1") == ["other"]
-    now_s = clock.now_ns() / NS_PER_S
-    add_detail_requests(control, detail_request("short", "h2", now_s + LIFE_S * 3 / 2))
-    clock.advance(LIFE_S)
-    assert detail_requests(token_cache, "h2") == ["short"]
-    clock.advance(LIFE_S * 3 / 4)
-    assert detail_requests(token_cache, "h2") == [], "it expired while the answer was young"
+def test_a_detail_request_reaches_its_host_soon_and_not_once_it_has_expired(cache: Cache) -> None:
+    assert cache.requests_for("h0") == []
+    for name, host, expires_s in (("late", "h0", 3_000), ("soon", "h0", 2_000), ("other", "h1", 2_000)):
+        cache.request(name, host, expires_s)
+    cache.clock.advance(LIFE_S)
+    assert (cache.requests_for("h0"), cache.requests_for("h1")) == (["soon", "late"], ["other"])
+    cache.request("short", "h2", cache.clock.now_ns() / NS_PER_S + LIFE_S * 3 / 2)
+    cache.clock.advance(LIFE_S)
+    assert cache.requests_for("h2") == ["short"]
+    cache.clock.advance(LIFE_S * 3 / 4)
+    assert cache.requests_for("h2") == [], "it expired while the answer was young"
 
 
 def test_nobody_is_let_in_on_an_old_answer_while_the_database_is_away(
-    token_cache: TokenCache, control: ControlDatabase, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    secret = make_token(control, "h0")
-    assert find(token_cache, secret) is not None
-
     def away(_: ControlDatabase) -> None:
         raise ControlAway("the control database cannot be used")
 
+    secret = cache.make_token("h0")
+    assert cache.find(secret) is not None
     with monkeypatch.context() as patch:
-        patch.setattr(cache_module, "valid_tokens", away)
-        clock.advance(LIFE_S)
+        patch.setattr(auth, "valid_tokens", away)
+        cache.clock.advance(LIFE_S)
         with pytest.raises(ControlAway):
-            find(token_cache, secret)
-    assert find(token_cache, secret) is not None
+            cache.find(secret)
+    assert cache.find(secret) is not None

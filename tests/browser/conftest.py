@@ -28,8 +28,6 @@ expect.set_options(timeout=_PATIENCE_MS)
 
 @dataclass
 class Window:
-    """A page and what went wrong on it."""
-
     page: Page
     url: str
     complaints: list[str] = field(default_factory=list)
@@ -91,7 +89,6 @@ def window_of(chromium: Browser, site: Api) -> Iterator[Callable[[Scope], Window
 
 @pytest.fixture
 def window(window_of: Callable[[Scope], Window]) -> Window:
-    """The window of a reader."""
     return window_of("read")
 
 

@@ -19,26 +19,12 @@ from tests.browser.conftest import PEERS, Window
 pytestmark = pytest.mark.slow
 
 _AXE = Path(__file__).with_name("axe.min.js").read_text(encoding="utf-8")
-PAGES = [
-    "/",
-    "/incidents",
-    "/incidents/i1",
-    "/job?job=train",
-    "/matrix?job=train",
-    "/lags?job=train",
-    "/topology",
-    "/what-if?job=train",
-    "/parts",
-    "/parts?component=nic:h3/eth1",
-    "/scorecard",
-    "/agents",
-    "/settings",
-    "/login",
-]
+PAGES = ["/", "/incidents", "/incidents/i1", "/topology", "/parts", "/parts?component=nic:h3/eth1"]
+PAGES += [f"/{page}?job=train" for page in ("job", "matrix", "lags", "what-if")]
+PAGES += ["/scorecard", "/agents", "/settings", "/login"]
 
 
 def find_barriers(page: Page) -> list[str]:
-    """Return what keeps somebody from using the page, as axe finds it."""
     # Through the debugger, as the policy of the page lets no foreign script in.
     page.evaluate(_AXE)
     found: dict[str, Any] = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
@@ -61,7 +47,7 @@ def test_page_of_an_error_is_without_barriers_too(window: Window) -> None:
     window.complaints[:] = [each for each in window.complaints if "404" not in each]
 
 
-def test_report_prints_without_what_is_only_for_screens(window: Window) -> None:
+def test_report_prints_what_is_folded_and_not_what_is_only_for_screens(window: Window, site: Api) -> None:
     page = window.open("/incidents/i1")
     assert page.locator("header.top").is_visible()
     page.emulate_media(media="print")
@@ -71,9 +57,6 @@ def test_report_prints_without_what_is_only_for_screens(window: Window) -> None:
     assert "report on incident i1, as it was known at" in page.locator(".paper").inner_text()
     page.emulate_media(media="screen")
     assert page.locator(".paper").is_hidden()
-
-
-def test_ways_that_are_closed_are_printed_though_they_are_folded_on_the_screen(window: Window, site: Api) -> None:
     closed = Option(action="reroute", cost=Cost(), reason="no path planner runs here")
     now_ns = site.parts.clock.now_ns()
     over = {"state": "closed", "closed_ns": now_ns, "closed_because": "it is in time again"}
@@ -111,9 +94,8 @@ def test_person_logs_in_and_approves_with_a_reason(window_of: Callable[[Scope], 
     window.page.context.clear_cookies()  # before any page is open: its stream would be refused
     page = window.open("/incidents/i1")
     expect(page).to_have_url(re.compile("/login"))
-    secret = create_token(
-        site.parts.control, scope="act", host=None, name="grace", now_ns=site.parts.clock.now_ns(), who="test"
-    )
+    now_ns = site.parts.clock.now_ns()
+    secret = create_token(site.parts.control, scope="act", host=None, name="grace", now_ns=now_ns, who="test")
     page.get_by_label("Token").fill(secret)
     page.get_by_role("button", name="Log in").click()
     page.get_by_label(re.compile("Reason")).fill("the NIC was seen to flap")
@@ -153,15 +135,12 @@ def test_keyboard_leads_everywhere(window: Window) -> None:
     expect(page.get_by_role("dialog", name="Keyboard")).to_be_visible()
 
 
-def test_theme_is_switched_and_remembered(window: Window) -> None:
+def test_theme_is_remembered_and_the_command_that_tells_the_same_copied(window: Window) -> None:
     page = window.open("/agents")
     assert page.evaluate("document.documentElement.dataset.theme") is None
     page.get_by_role("button", name="Theme").click()
     window.open("/settings")
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-
-
-def test_command_that_tells_the_same_can_be_copied(window: Window) -> None:
     page = window.open("/matrix?job=train")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.get_by_role("button", name="curl").click()
@@ -172,15 +151,12 @@ def test_command_that_tells_the_same_can_be_copied(window: Window) -> None:
     assert copied.endswith("/api/v1/jobs/train/matrix")
 
 
-def test_strip_of_arrivals_can_be_read_by_keyboard(window: Window) -> None:
+def test_strip_of_arrivals_and_sliders_obey_the_keyboard(window: Window) -> None:
     page = window.open("/lags?job=train")
     page.locator("#strip").focus()
     for _ in range(3):
         page.keyboard.press("ArrowDown")
     expect(page.locator("#strip-reading")).to_contain_text("rank 3, train-h1/1")
-
-
-def test_slider_asks_the_planner_again(window: Window) -> None:
     page = window.open("/what-if?job=train")
     page.locator("input[name=checkpoint_min]").focus()
     page.keyboard.press("Home")

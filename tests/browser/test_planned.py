@@ -55,7 +55,7 @@ def test_plan_in_force_is_shown_with_what_it_goes_around(window_of: Callable[[Sc
         assert find_barriers(page) == [], theme
 
 
-def test_links_tell_their_load_and_the_dead_one_has_no_planned_connection(
+def test_links_tell_their_load_and_the_dead_one_has_no_connection(
     window_of: Callable[[Scope], Window],
 ) -> None:
     page = window_of("read").open("/topology")

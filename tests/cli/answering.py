@@ -9,8 +9,6 @@ from tests.http_serving import Quiet, serving
 
 @contextmanager
 def answering(status: int, body: bytes) -> Iterator[str]:
-    """Give the address of the server."""
-
     class Handler(Quiet, BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.reply(status, body)

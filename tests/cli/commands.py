@@ -13,8 +13,6 @@ _LIMIT_S = 600
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command printed and how it ended."""
-
     code: int
     out: str
     err: str
@@ -41,13 +39,6 @@ def environment_for(state: Path, **variables: str) -> dict[str, str]:
 
 
 def run_process(*arguments: str, state: Path, **variables: str) -> Outcome:
-    """Run the installed command as a process of its own."""
-    done = subprocess.run(
-        [LOCKSTEP, *arguments],
-        env=environment_for(state, **variables),
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_S,
-        check=False,
-    )
+    command, environment = [LOCKSTEP, *arguments], environment_for(state, **variables)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
     return Outcome(done.returncode, done.stdout, done.stderr)

@@ -19,8 +19,6 @@ def state(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def lockstep(state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Run the command with these arguments and variables, and tell how it ended."""
-
     def run_here(*arguments: object, **variables: str) -> Outcome:
         capsys.readouterr()
         with monkeypatch.context() as patch:

@@ -30,9 +30,8 @@ def api(tmp_path: Path, receiver: Receiver) -> Iterator[Api]:
     alerts = AlertSettings(targets=(hook,), allow=("127.0.0.1",))
     with running_api(tmp_path, FakeStore(), settings=Settings(alerts=alerts)) as running:
         lease = running.lease("alerts")
-        save_round(
-            running.parts.control, lease, [Outgoing("ops", make_notification(), replaces=False, is_end=False)], []
-        )
+        waiting = Outgoing("ops", make_notification(), replaces=False, is_end=False)
+        save_round(running.parts.control, lease, [waiting], [])
         with running.parts.control.begin() as connection:
             write_health(connection, "ops", Health(since_ns=1, failures_in_row=2, disabled_because="HTTP 410: gone"))
         yield running
@@ -43,9 +42,7 @@ def to(api: Api) -> tuple[str, ...]:
     return ("--server", str(api.client.base_url), "--token", api.make_token("admin"))
 
 
-def test_receivers_are_listed_and_messages_to_them_listed_and_replayed(
-    lockstep: Run, api: Api, to: tuple[str, ...]
-) -> None:
+def test_receivers_and_messages_are_listed_and_replayed(lockstep: Run, api: Api, to: tuple[str, ...]) -> None:
     listed = lockstep("alerts", "list", *to)
     assert listed.code == 0
     assert "disabled" in listed.out

@@ -45,12 +45,9 @@ def test_figures_are_a_table_that_says_which_floor_does_not_hold_or_json(lockste
     check_failure(lockstep("bench", "store", "--jobs"), "--jobs is for fleet", code=2)
 
 
-def test_every_picture_has_a_name_and_a_page_of_its_own() -> None:
+def test_every_picture_has_a_name_and_a_page_of_its_own_and_none_is_of_nothing(lockstep: Run) -> None:
     shots = list(choose_shots("i1", "team/run 7"))
     assert len({shot.name for shot in shots}) == len(shots) >= 8
     assert {shot.theme for shot in shots} == {"light", "dark"}
     assert "/matrix?job=team%2Frun+7" in {shot.path for shot in shots}
-
-
-def test_pictures_of_nothing_are_refused_in_a_sentence(lockstep: Run) -> None:
     check_failure(lockstep("screenshots", "--url", "http://127.0.0.1:1"), "no server with open reads is at")

@@ -19,9 +19,7 @@ def job(tmp_path: Path) -> Path:
     return tmp_path / "job"
 
 
-def test_a_table_has_the_reason_for_each_and_programs_get_the_catalogue_and_the_choice(
-    lockstep: Run, job: Path
-) -> None:
+def test_a_table_has_the_reason_for_each_and_programs_get_the_choice(lockstep: Run, job: Path) -> None:
     outcome = lockstep("checkpoints", job, "--read-mb-s", "1")
     assert outcome.code == 0
     lines = outcome.out.splitlines()

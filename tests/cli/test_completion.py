@@ -16,7 +16,6 @@ from tests.waiting import LIMIT_S
 
 
 def typed_in_bash(line: str) -> dict[str, str]:
-    """Return what bash tells of a line with the cursor at its end."""
     words = line.split(" ")
     return {"_LOCKSTEP_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
 
@@ -77,13 +76,11 @@ def test_jobs_of_a_server_that_answers_are_offered(
 
 @pytest.mark.slow
 def test_completion_is_installed_where_the_manual_says_and_real_bash_completes_with_it(tmp_path: Path) -> None:
-    environment = environment_for(tmp_path) | {
-        "HOME": str(tmp_path),
-        "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
-    }
+    environment = environment_for(tmp_path) | {"HOME": str(tmp_path)}
+    environment["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"
     for shell, file in (("bash", ".bashrc"), ("zsh", ".zshrc")):
         command = [LOCKSTEP, "--install-completion", shell]
-        subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=LIMIT_S)
+        subprocess.run(command, env=environment, capture_output=True, check=True, timeout=LIMIT_S)
         assert (tmp_path / file).exists()
     script = """
 eval "$(_LOCKSTEP_COMPLETE=source_bash lockstep)"
@@ -92,8 +89,6 @@ _lockstep_completion lockstep
 echo "${COMPREPLY[@]}"
 """
     environment = environment_for(tmp_path) | {"PATH": f"{Path(LOCKSTEP).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["bash", "--norc", "-ec", script], env=environment, capture_output=True, text=True, check=False, timeout=120
-    )
-
+    command = ["bash", "--norc", "-ec", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
     assert (done.stdout, done.stderr) == ("approve\n", "")

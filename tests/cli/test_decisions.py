@@ -20,9 +20,8 @@ from tests.lockstep.state.test_executions import isolated
 def api(tmp_path: Path) -> Iterator[Api]:
     with running_api(tmp_path, FakeStore()) as running:
         expires_ns = running.parts.clock.now_ns() + 10**15
-        made = decision("d1").model_copy(
-            update={"expires_ns": expires_ns, "held_because": "the verdict is stale", "advice": "save every 9 min"}
-        )
+        told = {"held_because": "the verdict is stale", "advice": "save every 9 min"}
+        made = decision("d1").model_copy(update={"expires_ns": expires_ns, **told})
         save_incidents(running.parts.control, [incident("i1")], None)
         save_decisions(running.parts.control, [made], None)
         yield running
@@ -33,9 +32,7 @@ def to(api: Api) -> tuple[str, ...]:
     return ("--server", str(api.client.base_url), "--token", api.make_token("act"))
 
 
-def test_decisions_are_listed_with_every_alternative_and_a_person_s_word_reaches_the_planner(
-    lockstep: Run, to: tuple[str, ...], api: Api
-) -> None:
+def test_decisions_are_listed_and_a_person_s_word_kept(lockstep: Run, to: tuple[str, ...], api: Api) -> None:
     listed, shown = lockstep("decisions", "list", *to), lockstep("decisions", "show", "d1", *to)
     assert (listed.code, shown.code) == (0, 0)
     assert "a spare is cheaper than waiting" in listed.out
@@ -64,7 +61,7 @@ def api_with_nodes_out(api: Api) -> Api:
     return api
 
 
-def test_nodes_out_of_service_are_listed_and_a_person_s_word_on_them_reaches_the_planner(
+def test_nodes_out_are_listed_and_a_person_s_word_kept(
     lockstep: Run, api_with_nodes_out: Api, to: tuple[str, ...]
 ) -> None:
     listed = lockstep("isolations", "list", *to)

@@ -26,18 +26,12 @@ from tests.tiers import long_except
 SERVER = "--server"
 
 
-def simulate_and_diagnose(scenario: str, folder: Path, *options: str) -> Outcome:
-    """Tell a scenario on half of its hosts, which halves the time, and return what diagnosis says about it."""
-    target = folder / f"{scenario}.tar.zst"
-    told = run_process("simulate", scenario, "--out", str(target), "--ranks", "32", state=folder)
-    assert (told.code, told.out) == (0, "")
-    return run_process("diagnose", str(target), *options, state=folder)
-
-
 @pytest.mark.slow
 def test_slow_nic_is_the_one_verdict_and_progress_is_on_standard_error(tmp_path: Path) -> None:
-    slow_nic = simulate_and_diagnose("nic-half-speed", tmp_path, "--json")
-    assert slow_nic.code == 0
+    target = str(tmp_path / "slow.tar.zst")
+    told = run_process("simulate", "nic-half-speed", "--out", target, "--ranks", "32", state=tmp_path)
+    slow_nic = run_process("diagnose", target, "--json", state=tmp_path)
+    assert (told.code, told.out, slow_nic.code) == (0, "", 0)
     (verdict,) = json.loads(slow_nic.out)
     assert (verdict["class"], verdict["component"]) == ("comm_slow", "nic:h3/eth1")
     assert verdict["job"] == "nic-half-speed"
@@ -45,18 +39,11 @@ def test_slow_nic_is_the_one_verdict_and_progress_is_on_standard_error(tmp_path:
     assert 15 <= began_s <= 25, "the NIC is slow from second 20 on, and windows have five seconds"
     lines = slow_nic.err.splitlines()
     assert [line.split()[0] for line in lines[:2]] == ["reading", "analysing"]
-    loaded, evaluated = (
-        [line for line in lines if line.startswith(what)] for what in ("rows loaded: ", "windows evaluated: ")
-    )
+    told_of = ("rows loaded: ", "windows evaluated: ")
+    loaded, evaluated = ([line for line in lines if line.startswith(what)] for what in told_of)
     assert 1 <= len(loaded) <= 4
     assert len(evaluated) == 4, "a line each quarter, where nobody looks at a terminal"
     assert len({part.split(" of ")[1] for part in evaluated}) == 1
-
-
-@pytest.mark.slow
-def test_healthy_cluster_has_no_verdict(tmp_path: Path) -> None:
-    outcome = simulate_and_diagnose("healthy", tmp_path, "--json")
-    assert (outcome.code, json.loads(outcome.out)) == (0, [])
 
 
 def test_capture_that_is_none_is_one_sentence(lockstep: Run, tmp_path: Path) -> None:
@@ -121,6 +108,7 @@ def test_empty_capture_has_no_verdict(lockstep: Run, tmp_path: Path, has_topolog
     outcome = lockstep("diagnose", tmp_path / "empty", "--html", tmp_path / "page.html")
     assert outcome.code == 0, outcome.err
     assert outcome.out.startswith("no verdict: ")
+    assert lockstep("diagnose", tmp_path / "empty", "--json").out == "[]\n"
     assert "no verdict: " in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
@@ -154,7 +142,7 @@ def test_what_cannot_be_captured_is_one_sentence_and_nothing_is_overwritten(lock
     assert (tmp_path / "a").read_text() == "precious"
 
 
-def test_running_job_is_saved_as_directory_and_as_archive_and_of_an_unknown_one_nothing_is_left(
+def test_running_job_is_saved_and_of_an_unknown_one_nothing_left(
     lockstep: Run, tmp_path: Path, embedded_store: Store
 ) -> None:
     new = tmp_path / "new"
@@ -168,8 +156,10 @@ def test_running_job_is_saved_as_directory_and_as_archive_and_of_an_unknown_one_
         too_long = lockstep("capture", "--job", "nobody", "--out", new / "d", "--since", "25h", *to)
     for target, outcome in zip(targets, outcomes, strict=True):
         assert (outcome.code, outcome.out, outcome.err) == (0, "", f"wrote {target}\n")
-        assert read_capture(target).info.job == JOB
-        assert read_capture(target).tables["collectives"].num_rows == 1
+        capture = read_capture(target)
+        assert (capture.info.job, capture.info.hosts) == (JOB, ("h0",))
+        held = {name: table.num_rows for name, table in capture.tables.items()}
+        assert held == {"comms": 1, "collectives": 1, "events": 1}
     assert short.code == 0
     assert set(read_capture(tmp_path / "c").tables) == {"comms"}
     check_failure(unknown, "the store knows no job 'nobody'")
@@ -195,6 +185,8 @@ def lay_dumps(folder: Path) -> None:
 
 
 def test_each_run_is_judged_by_itself_and_what_is_missing_is_named(lockstep: Run, tmp_path: Path) -> None:
+    check_failure(lockstep("explain", tmp_path), "none of these files is a recording that Lockstep reads")
+    check_failure(lockstep("explain", tmp_path / "absent"), "No such file or directory")
     lay_dumps(tmp_path / "night")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "broken.tar.zst").write_bytes(b"garbage")
@@ -210,7 +202,6 @@ def test_each_run_is_judged_by_itself_and_what_is_missing_is_named(lockstep: Run
     assert f"{tmp_path / 'bad_rank_0'}: " in told.err
     assert "broken.tar.zst" in told.err, "one bad capture keeps nothing else from being told"
     assert f"not a recording that Lockstep reads: {tmp_path / 'night' / 'README'}" in told.err
-
     page = tmp_path / "page.html"
     (tmp_path / "night").rename(tmp_path / "[b]night")
     assert f"{tmp_path}/[b]night: flight-recorder" in lockstep("explain", tmp_path / "[b]night").out
@@ -218,8 +209,3 @@ def test_each_run_is_judged_by_itself_and_what_is_missing_is_named(lockstep: Run
     (run,) = json.loads(told.out)
     assert [verdict["component"] for verdict in run["verdicts"]] == ["host:rank-2"]
     assert "rank-2" in page.read_text()
-
-
-def test_folder_without_recordings_is_one_sentence(lockstep: Run, tmp_path: Path) -> None:
-    check_failure(lockstep("explain", tmp_path), "none of these files is a recording that Lockstep reads")
-    check_failure(lockstep("explain", tmp_path / "absent"), "No such file or directory")

@@ -10,7 +10,7 @@ from tests.importers.traces.traces import TRACES, read_lines, write_lines
 TOGGLE = TRACES / "K_toggle_n232.jsonl.xz"
 
 
-def test_trace_becomes_a_capture_always_the_same_and_what_was_left_out_is_said(
+def test_trace_becomes_the_same_capture_and_says_what_it_lacks(
     lockstep: Run, plugin_library: Path, tmp_path: Path
 ) -> None:
     first, again = tmp_path / "a.tar.zst", tmp_path / "b.tar.zst"
@@ -24,7 +24,7 @@ def test_trace_becomes_a_capture_always_the_same_and_what_was_left_out_is_said(
     assert first.read_bytes() == again.read_bytes()
 
 
-def test_what_cannot_be_imported_is_one_sentence_and_leaves_nothing_behind(
+def test_what_cannot_be_imported_is_one_sentence_and_no_file(
     lockstep: Run, plugin_library: Path, tmp_path: Path
 ) -> None:
     lines = read_lines(TOGGLE)
@@ -48,11 +48,10 @@ def test_what_cannot_be_imported_is_one_sentence_and_leaves_nothing_behind(
     assert (tmp_path / "c").read_text() == "precious"
 
 
-def test_job_is_recorded_under_its_name_and_no_trace_is_overwritten(
+def test_job_is_recorded_no_trace_overwritten_and_no_ring_told(
     lockstep: Run, tmp_path: Path, live_rings: Path
 ) -> None:
     outcome = lockstep("record", "--out", tmp_path / "out", "--seconds", "0.5", "--rings", live_rings)
-
     file = tmp_path / "out" / "job_7.jsonl.xz"
     assert outcome.code == 0
     assert outcome.err.splitlines()[-1] == f"wrote {file}, 1 ranks"
@@ -60,12 +59,7 @@ def test_job_is_recorded_under_its_name_and_no_trace_is_overwritten(
     assert list((tmp_path / "out").iterdir()) == [file]
     written = file.read_bytes()
     again = lockstep("record", "--out", tmp_path / "out", "--seconds", "0.1", "--rings", live_rings)
-
     check_failure(again, f"{file} exists already; traces are never overwritten")
     assert file.read_bytes() == written
-
-
-def test_host_without_ring_files_is_told_so(lockstep: Run, tmp_path: Path) -> None:
     outcome = lockstep("record", "--out", tmp_path / "out", "--rings", tmp_path)
-
     check_failure(outcome, f"no process on this host records into {tmp_path}")

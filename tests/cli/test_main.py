@@ -43,7 +43,9 @@ for number, (modules, command) in enumerate({cases!r}):
     return [(int(code), out, err) for code, (out, err) in zip(done.stdout.split(), said, strict=True)]
 
 
-def test_version_and_help_are_printed_and_everything_unknown_is_bad_usage(lockstep: Run) -> None:
+def test_version_and_help_are_printed_and_everything_unknown_is_bad_usage_also_installed(
+    lockstep: Run, tmp_path: Path
+) -> None:
     outcome = lockstep("--version")
     assert (outcome.code, outcome.out) == (0, f"{__version__}\n")
     outcome = lockstep("--help")
@@ -57,6 +59,8 @@ def test_version_and_help_are_printed_and_everything_unknown_is_bad_usage(lockst
     outcome = lockstep()
     assert outcome.code == 2
     assert "Usage: lockstep" in outcome.out + outcome.err
+    assert run_process("--version", state=tmp_path).out == f"{__version__}\n"
+    check_failure(run_process("dance", state=tmp_path), "No such command 'dance'", code=2)
 
 
 def test_command_has_help_that_needs_no_settings_and_begins_as_in_the_list(lockstep: Run) -> None:
@@ -67,11 +71,6 @@ def test_command_has_help_that_needs_no_settings_and_begins_as_in_the_list(locks
         own = loaded.info.help if isinstance(loaded, typer.Typer) else loaded.__doc__
         assert isinstance(own, str)
         assert own.startswith(command.summary.rstrip(".")), command.name
-
-
-def test_installed_command_ends_like_the_one_in_this_process(tmp_path: Path) -> None:
-    assert run_process("--version", state=tmp_path).out == f"{__version__}\n"
-    check_failure(run_process("dance", state=tmp_path), "No such command 'dance'", code=2)
 
 
 def fail_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,13 +111,11 @@ def test_command_at_hand_is_the_first_word_that_is_no_option() -> None:
 
 
 def test_command_says_how_to_get_what_is_missing(tmp_path: Path) -> None:
-    remedies = {
-        ("clickhouse_connect", "store"): "pip install 'lockstep[store]'",
-        ("benchmarks", "bench"): "clone the repository, run `make install` there, and use its .venv/bin/lockstep",
-    }
+    clone = "clone the repository, run `make install` there, and use its .venv/bin/lockstep"
+    remedies = {("clickhouse_connect", "store"): "pip install 'lockstep[store]'", ("benchmarks", "bench"): clone}
     ended = run_without(tmp_path, [([missing], command) for missing, command in remedies])
     for ((missing, command), remedy), (code, out, err) in zip(remedies.items(), ended, strict=True):
-        is_ours = remedy.startswith("clone")
+        is_ours = remedy is clone
         absence = "/, which is not part of the installed package" if is_ours else ", which is not installed here"
         assert (code, out) == (1, "")
         assert err == f"lockstep: `lockstep {command}` needs {missing}{absence}: {remedy}\n"
@@ -142,9 +139,8 @@ for name in ("up", "serve", "simulate"):
     os.wait()
 """
     environment = {name: value for name, value in os.environ.items() if name != "ARROW_DEFAULT_MEMORY_POOL"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, cwd=REPO, capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, cwd=REPO, capture_output=True, text=True, check=True)
     pools = dict(line.split() for line in done.stdout.splitlines())
     assert {name: pool == "system" for name, pool in pools.items()} == {"up": True, "serve": True, "simulate": False}
 
@@ -165,14 +161,8 @@ sys.argv = ["lockstep", {option!r}]
 from cli.main import run
 run()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=REPO,
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command, environment = [sys.executable, "-c", script], os.environ | variables
+    done = subprocess.run(command, cwd=REPO, env=environment, capture_output=True, text=True, check=True)
     ours = {"lockstep", "cli"}
     packages = {*ours, "collector", "importers", "simulator", "analyzer", "planner", "api"}
     assert set(done.stderr.split()) & {*packages, *SLOW_TO_IMPORT, *HEAVY} == ours

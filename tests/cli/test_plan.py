@@ -55,9 +55,7 @@ def test_rows_of_all_kinds_of_files_give_the_same_plan(lockstep: Run, folder: Pa
             pq.write_table(table, path)
         case _:
             path.write_text("\n".join(map(json.dumps, ROWS)))
-    assert json.loads(plan(lockstep, folder, "--json", flows=name).out) == json.loads(
-        plan(lockstep, folder, "--json").out
-    )
+    assert plan(lockstep, folder, "--json", flows=name).out == plan(lockstep, folder, "--json").out
 
 
 def test_a_person_reads_sentences_and_a_picture_and_nccl_gets_advice(lockstep: Run, folder: Path) -> None:
@@ -182,8 +180,7 @@ def test_what_cannot_happen_or_cannot_run_is_refused_in_a_sentence(lockstep: Run
         "job_ends:tiny": "there is no job tiny among chat, code, search",
     }.items():
         check_failure(plan_recovery(lockstep, "--event", event), sentence)
-    (tmp_path / "c.json").write_text(
-        json.dumps({"nodes": [{"name": "h0"}], "jobs": [{"id": "a", "throughput": {"2": 1.0}, "may_stop": False}]})
-    )
+    jobs = [{"id": "a", "throughput": {"2": 1.0}, "may_stop": False}]
+    (tmp_path / "c.json").write_text(json.dumps({"nodes": [{"name": "h0"}], "jobs": jobs}))
     outcome = plan_recovery(lockstep, cluster=tmp_path / "c.json")
     check_failure(outcome, "the jobs need at least 2 nodes together, and 1 can be used")

@@ -31,7 +31,6 @@ def running(
     alone: bool = False,
     **more: str,
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Start `lockstep run -- COMMAND`, with the ring directory of the test."""
     with subprocess.Popen(
         [LOCKSTEP, "run", *options, "--", *command],
         stdin=subprocess.PIPE,
@@ -51,7 +50,6 @@ def running(
 
 
 def run(*command: str, folder: Path, given: bytes = b"", **more: Any) -> tuple[int, bytes, bytes]:
-    """Return exit code, standard output and standard error of a command that was run to its end."""
     with running(*command, folder=folder, **more) as process:
         out, err = process.communicate(given, timeout=LIMIT_S)
         return process.returncode, out, err
@@ -186,7 +184,7 @@ def ending(code: int = 0, stderr: bytes = b"") -> Ending:
     return Ending(pid=7, started_ns=1, ended_ns=2, exit_code=code, signal=None, stderr=stderr)
 
 
-def test_report_is_one_line_for_its_owner_only_and_named_after_the_process(
+def test_report_is_one_line_for_its_owner_only_and_never_put_over_what_is_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("LOCKSTEP_RING_DIR", str(tmp_path))
@@ -199,18 +197,6 @@ def test_report_is_one_line_for_its_owner_only_and_named_after_the_process(
     monkeypatch.setenv("LOCKSTEP_RING_DIR", str(tmp_path / "missing"))
     _report("true", ending(9), None)
     assert capsys.readouterr().err == "", "a host without rings says nothing"
-
-
-def test_exception_that_was_caught_is_none() -> None:
-    traceback = b'Traceback (most recent call last):\n  File "a.py", line 1\nValueError: division\n'
-    caught, uncaught = (_describe("python", ending(code, traceback)) for code in (0, 1))
-    assert (caught.exception, caught.stderr_tail[-1]) == (None, "ValueError: division")
-    assert uncaught.exception is not None
-
-
-def test_report_is_never_put_over_something_that_is_no_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     link, pipe, victim = tmp_path / "link", tmp_path / "pipe", tmp_path / "victim"
     victim.write_text("precious")
     link.symlink_to(victim)
@@ -219,6 +205,13 @@ def test_report_is_never_put_over_something_that_is_no_file(
         _report("true", ending(), target)
         assert "is no regular file" in capsys.readouterr().err
     assert (victim.read_text(), link.is_symlink(), pipe.is_fifo()) == ("precious", True, True)
+
+
+def test_exception_that_was_caught_is_none() -> None:
+    traceback = b'Traceback (most recent call last):\n  File "a.py", line 1\nValueError: division\n'
+    caught, uncaught = (_describe("python", ending(code, traceback)) for code in (0, 1))
+    assert (caught.exception, caught.stderr_tail[-1]) == (None, "ValueError: division")
+    assert uncaught.exception is not None
 
 
 def test_command_that_cannot_be_started_is_told_as_shells_do(lockstep: Run, tmp_path: Path) -> None:

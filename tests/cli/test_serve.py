@@ -5,7 +5,6 @@ What it opens before it starts is its own alone, and a clash costs nothing.
 
 import getpass
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -18,14 +17,12 @@ from api.web import listen_on
 from cli.setup import who_asks
 from lockstep.config import Settings
 from lockstep.errors import LockstepError
-from lockstep.fabrics import leaf_spine
 from lockstep.sections import StoreSettings
 from lockstep.state.database import ControlDatabase, open_control
-from lockstep.state.leases import Shard, take_lease, unique_holder
+from lockstep.state.leases import Shard, unique_holder
 from lockstep.state.tables import LEASES
 from lockstep.store.maintenance import layout_of, node_urls, opened_store, prepare_embedded
 from lockstep.store.migrations import Layout, check_migrated
-from lockstep.topology import dump_topology
 from tests.cli.commands import LOCKSTEP, Run, check_failure, environment_for
 from tests.http_serving import is_up
 from tests.testbed.services import free_port
@@ -36,71 +33,21 @@ def free_address() -> str:
     return f"127.0.0.1:{free_port()}"
 
 
-def test_paths_without_a_topology_are_one_sentence(lockstep: Run) -> None:
+def test_paths_need_a_topology_and_analyzers_that_share_jobs_a_server(lockstep: Run) -> None:
     outcome = lockstep("serve", "planner", LOCKSTEP_PLANNER_PATHS="true")
     check_failure(outcome, "planner.paths needs to know the fabric: set analyzer.topology, or ")
-
-
-def serve(service: str, address: str, environment: dict[str, str]) -> str:
-    """Let a service run until it is ready, tell it to stop, and return what it said."""
-    command = [LOCKSTEP, "serve", service]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        messages = ""
-        while '"service is up"' not in messages:  # asking all the while would cost more than the service
-            line = process.stderr.readline()
-            assert line, messages
-            messages += line
-        eventually(lambda: is_up(f"http://{address}/readyz"))
-        process.send_signal(signal.SIGTERM)
-        messages += process.stderr.read()
-    assert process.returncode == 0
-    assert "Traceback" not in messages
-    return messages
-
-
-def check_role_is_free(role: str, state: Path) -> None:
-    with open_control(f"sqlite:///{state}/control.db") as control:
-        successor = take_lease(control, role, "another", 1, now_ns=1)
-    assert successor is not None
-    assert successor.generation == 2
-
-
-@pytest.mark.slow
-def test_planner_with_paths_keeps_both_duties_up_and_lets_go_of_its_role(tmp_path: Path) -> None:
-    address, topology = free_address(), tmp_path / "topology.json"
-    topology.write_text(dump_topology(leaf_spine(hosts=2, nics_per_host=1, leaves=2, spines=2)))
-    environment = environment_for(
-        tmp_path / "state",
-        LOCKSTEP_PLANNER_LISTEN=address,
-        LOCKSTEP_PLANNER_PATHS="true",
-        LOCKSTEP_ANALYZER_TOPOLOGY=str(topology),
-    )
-    subprocess.run([LOCKSTEP, "store", "migrate"], env=environment, check=True, capture_output=True)
-    messages = serve("planner", address, environment)
-    assert re.findall(r'"service": "(\w+)"', messages) == ["planner", "paths"]
-    check_role_is_free("planner", tmp_path / "state")
-
-
-@pytest.mark.slow
-def test_analyzer_is_ready_until_it_is_told_to_stop_and_lets_go_of_its_role(tmp_path: Path) -> None:
-    address = free_address()
-    messages = serve("analyzer", address, environment_for(tmp_path, LOCKSTEP_ANALYZER_LISTEN=address))
-    assert re.search(r'"event": "service is up"', messages)
-    check_role_is_free("analyzer", tmp_path)
+    outcome = lockstep("serve", "analyzer", LOCKSTEP_ANALYZER_PROCESSES="2", LOCKSTEP_ANALYZER_LISTEN=free_address())
+    check_failure(outcome, "analyzer.processes above 1 needs a ClickHouse server")
 
 
 def holder_of(control: ControlDatabase, shard: Shard) -> int:
-    """Return the process that holds a lease; 0 where none does."""
     with control.read() as connection:
         holder = connection.execute(select(LEASES.c.holder).where(LEASES.c.name == shard.name)).scalar()
     return int(holder.split("/")[1]) if holder else 0
 
 
 @pytest.mark.slow
-def test_analyzers_that_share_the_jobs_are_processes_that_come_back_and_leave_with_the_first(
-    tmp_path: Path, database_url: str
-) -> None:
+def test_analyzers_that_share_jobs_come_back_and_leave_with_the_first(tmp_path: Path, database_url: str) -> None:
     address, shards = free_address(), Shard.all_of(3)
     environment = environment_for(
         tmp_path,

@@ -67,7 +67,7 @@ def test_plan_follows_hosts_days_retention_and_the_machines_there_are(lockstep: 
     assert "1 shards of 2 replicas: 2 nodes" in told
 
 
-def test_store_is_migrated_and_a_capture_loaded_once_and_a_backup_restored_into_an_empty_store(
+def test_store_is_migrated_loaded_once_and_restored(
     lockstep: Run, state: Path, capture: Path, tmp_path: Path
 ) -> None:
     check_failure(lockstep("store", "load", capture), "run `lockstep store migrate` first")
@@ -102,9 +102,7 @@ def test_store_is_migrated_and_a_capture_loaded_once_and_a_backup_restored_into_
     assert rows_in(status(lockstep, LOCKSTEP_STATE_DIR=str(fresh)), "events") == 3
 
 
-def test_store_that_cannot_be_used_is_one_sentence_without_its_password(
-    lockstep: Run, tmp_path: Path, state: Path
-) -> None:
+def test_store_that_is_none_is_one_sentence_and_no_password(lockstep: Run, tmp_path: Path, state: Path) -> None:
     check_failure(lockstep("store", "load", tmp_path / "absent"), "there is no such file or directory")
     assert not state.exists()
     (tmp_path / "file").write_text("")
@@ -126,20 +124,16 @@ def listed(lockstep: Run) -> list[dict[str, Any]]:
     return tokens
 
 
-def test_secret_alone_is_on_standard_output_and_it_works(lockstep: Run, state: Path) -> None:
-    outcome = lockstep("token", "create", "host h0", "--scope", "ingest", "--host", "h0")
-    assert outcome.code == 0
-    assert outcome.err == "this is shown once; keep it in a file that only its user can read\n"
-    assert re.fullmatch(r"lks_[0-9a-f]{16}_[A-Za-z0-9_-]{43}\n", outcome.out)
-    with open_control(f"sqlite:///{state}/control.db") as control:
-        token = find_token(control, outcome.out.strip())
-    assert token is not None
-    assert (token.scope, token.host, token.name) == ("ingest", "h0", "host h0")
-
-
 def test_secret_is_in_no_file_and_no_list_which_has_names_as_they_are(lockstep: Run, state: Path) -> None:
-    token = lockstep("token", "create", "reader").out.strip()
-    names = ("reader", "a[/red]", "[bold]b[/]", ":smile:")
+    made = lockstep("token", "create", "host h0", "--scope", "ingest", "--host", "h0")
+    assert (made.code, made.err) == (0, "this is shown once; keep it in a file that only its user can read\n")
+    assert re.fullmatch(r"lks_[0-9a-f]{16}_[A-Za-z0-9_-]{43}\n", made.out), "alone on standard output"
+    token = made.out.strip()
+    with open_control(f"sqlite:///{state}/control.db") as control:
+        known = find_token(control, token)
+    assert known is not None
+    assert (known.scope, known.host, known.name) == ("ingest", "h0", "host h0")
+    names = ("host h0", "a[/red]", "[bold]b[/]", ":smile:")
     for name in names[1:]:
         lockstep("token", "create", name)
     secret = token.split("_", 2)[2]
@@ -161,10 +155,8 @@ def test_revoked_token_is_worthless_and_its_reason_is_in_the_audit(lockstep: Run
     assert listed(lockstep)[0]["revoked_ns"] > 0
     with open_control(f"sqlite:///{state}/control.db") as control:
         assert find_token(control, secret) is None
-        assert [(line.what, line.why) for line in list_audit(control, 10)] == [
-            ("revoke_token", "lost laptop"),
-            ("create_token", ""),
-        ]
+        told = [(line.what, line.why) for line in list_audit(control, 10)]
+        assert told == [("revoke_token", "lost laptop"), ("create_token", "")]
     assert lockstep("audit", "verify").out.startswith("2 lines are as they were written; the newest digest is ")
     with sqlite3.connect(state / "control.db") as touched:
         touched.execute("UPDATE audit SET who = 'nobody' WHERE id = 1")

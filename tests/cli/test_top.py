@@ -53,10 +53,8 @@ def fill(api: Api) -> None:
     begun_ns = now_ns - 9000 * SECOND
     put(api.parts.store, [make(Comm, job="train", nranks=8, init_ns=begun_ns)])
     put(api.parts.store, [waiting("train", 0, now_ns, state="wire", since_ns=now_ns)])
-    put(
-        api.parts.store,
-        (step("train", n, 0, now_ns - (30 - n) * SECOND, 2.0 if n < 20 else 3.0) for n in range(30)),
-    )
+    lengths_s = [2.0] * 20 + [3.0] * 10
+    put(api.parts.store, (step("train", n, 0, now_ns - (30 - n) * SECOND, s) for n, s in enumerate(lengths_s)))
     put(api.parts.store, [heartbeat("h17", now_ns - 600 * SECOND)])
     opened = incident("i1", job="train", opened_ns=now_ns - 300 * SECOND)
     proposed = decision("d1", job="train").model_copy(update={"mode": "propose", "expires_ns": now_ns + 10**15})
@@ -69,11 +67,8 @@ def to(api: Api) -> tuple[str, ...]:
     return ("--server", str(api.client.base_url), "--token", api.make_token("read"))
 
 
-def test_one_picture_has_jobs_incidents_agents_and_what_waits_and_json_the_same(
-    lockstep: Run, to: tuple[str, ...], api: Api
-) -> None:
+def test_one_picture_has_jobs_incidents_agents_and_what_waits(lockstep: Run, to: tuple[str, ...], api: Api) -> None:
     shown = lockstep("top", "--once", *to)
-
     assert (shown.code, shown.err) == (0, "")
     assert "h3's eth1 sends at a tenth of its rate, says Zoë" in shown.out
     assert "lockstep decisions approve d1" in shown.out
@@ -81,7 +76,6 @@ def test_one_picture_has_jobs_incidents_agents_and_what_waits_and_json_the_same(
     assert "Agents, 1 reporting, 1 not well" in shown.out
     assert "h17" in shown.out
     told = json.loads(lockstep("top", "--json", *to).out)
-
     assert [one["job"]["job"] for one in told["jobs"]] == ["train"]
     assert (told["jobs"][0]["job"]["condition"], told["jobs"][0]["ratio"]) == ("slow", 1.42)
     assert told["incidents"][0]["verdict"]["class"] == "comm_slow"
@@ -91,7 +85,6 @@ def test_one_picture_has_jobs_incidents_agents_and_what_waits_and_json_the_same(
     check_failure(lockstep("top", "--once", *to[:2]), "this needs a token")
     with Client(to[1], api.make_token("act")) as client:
         client.reject("d1", "not now")
-
     assert json.loads(lockstep("top", "--json", *to).out)["waiting"] == []
 
 
@@ -102,7 +95,6 @@ def test_server_that_is_not_there_is_one_sentence_and_a_bad_interval_bad_usage(l
 
 
 def watched(url: str, is_enough: Callable[[str], bool]) -> tuple[list[str], ManualClock]:
-    """Watch a server until a picture is enough; return the pictures and the clock that was waited on."""
     stop, clock, pictures = threading.Event(), ManualClock(), list[str]()
 
     def show(shown: RenderableType) -> None:
@@ -128,7 +120,6 @@ def test_server_that_is_away_is_said_and_shown_again_when_it_is_back() -> None:
 
     with serving(Handler) as url:
         pictures, clock = watched(url, lambda text: "Lockstep 9.9" in text)
-
     assert len(pictures) == 3
     assert "the store is away; trying again every 2 s" in pictures[0]
     assert "the store is away" not in pictures[2]
@@ -146,7 +137,6 @@ def test_what_was_known_stays_while_the_server_is_away() -> None:
 
     with serving(Handler) as url:
         pictures, _ = watched(url, lambda text: "answered 502" in text)
-
     assert "Lockstep 9.9" in pictures[-1]
     assert "analysis 42 s behind" in pictures[-1]
     assert "what follows is what was known before" in pictures[-1]
@@ -154,7 +144,6 @@ def test_what_was_known_stays_while_the_server_is_away() -> None:
 
 def test_nobody_at_the_address_is_waited_for_and_a_refusal_that_will_not_pass_ends_it() -> None:
     pictures, clock = watched(unused_address(), lambda _: False)
-
     assert all("no Lockstep server answers at" in picture for picture in pictures)
     assert clock.now_ns() == 50 * 2 * SECOND
     with answering(401, b'{"detail": "this token is unknown"}') as url, pytest.raises(ServerRefused, match="unknown"):
@@ -165,7 +154,6 @@ def test_nobody_at_the_address_is_waited_for_and_a_refusal_that_will_not_pass_en
 def test_bars_are_as_many_as_values_and_the_longest_is_full(values: list[float]) -> None:
     drawn = draw_bars(tuple(values))
     shown = values[-20:]
-
     assert len(drawn) == (len(shown) if max(shown, default=0) > 0 else 0)
     assert not drawn or drawn[shown.index(max(shown))] == "█"
 
@@ -184,10 +172,16 @@ def listed(name: str = "d1", *, mode: Mode = "propose", **changes: object) -> Li
     return made.model_copy(update=changes)
 
 
-def test_worst_jobs_come_first_by_their_newest_attempt_and_ended_ones_not_at_all() -> None:
+def test_jobs_and_agents_come_worst_first_with_the_slowness_of_their_incidents() -> None:
     jobs = [job("a"), job("b", "ended"), job("c", "slow"), job("d", "crashed"), job("e", "hung")]
     again = [job("f", "ended", attempt=1), job("f", "running"), job("g", "ended"), job("g", "slow", attempt=1)]
     assert [one.job for one in choose_jobs([*jobs, *again])] == ["d", "e", "c", "g", "a"]
+    told = [slowed("a", 1.2), slowed("a", None), slowed("a", 1.7), slowed("b", 3.0)]
+    assert find_slowness(job("a", "slow"), told) == 1.7
+    assert find_slowness(job("a", "slow", attempt=1), told) is None
+    assert find_slowness(job("c"), told) is None
+    agents = [agent("late", lag_s=60), agent("loses", dropped_lately=5), agent("silent", is_silent=True)]
+    assert [one.host for one in find_ailing([agent("well", lag_s=2), *agents])] == ["silent", "loses", "late"]
 
 
 @pytest.mark.parametrize("times", [[], [1.0] * 10, [0.0] * 30])
@@ -200,13 +194,6 @@ def slowed(job_name: str, ratio: float | None) -> Incident:
     told = incident(job=job_name)
     impact = Impact(step_time_ratio=ratio, ranks_waiting=1)
     return told.model_copy(update={"verdict": told.verdict.model_copy(update={"impact": impact})})
-
-
-def test_job_is_as_slow_as_the_worst_of_its_own_incidents_tells() -> None:
-    told = [slowed("a", 1.2), slowed("a", None), slowed("a", 1.7), slowed("b", 3.0)]
-    assert find_slowness(job("a", "slow"), told) == 1.7
-    assert find_slowness(job("a", "slow", attempt=1), told) is None
-    assert find_slowness(job("c"), told) is None
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=11, max_size=60), st.floats(0.5, 4))
@@ -223,8 +210,3 @@ def test_newest_decision_waits_while_its_incident_lasts_and_nothing_was_done(cha
     assert find_waiting([listed(), listed("d0")], [incident("i1")], now_ns=500) == [listed()]
     assert find_waiting([listed().model_copy(update=changes)], [incident("i1")], now_ns=500) == []
     assert find_waiting([listed("d2", mode="observe"), listed("d1")], [incident("i1")], now_ns=500) == []
-
-
-def test_silent_agents_come_before_losing_ones_and_these_before_late_ones() -> None:
-    agents = [agent("late", lag_s=60), agent("loses", dropped_lately=5), agent("silent", is_silent=True)]
-    assert [one.host for one in find_ailing([agent("well", lag_s=2), *agents])] == ["silent", "loses", "late"]

@@ -17,7 +17,6 @@ def written(folder: Path, topology: Topology = FABRIC, name: str = "topology.jso
 
 
 def altered(**facts: object) -> Topology:
-    """Return the fabric with another last link."""
     return FABRIC.model_copy(update={"links": (*FABRIC.links[:-1], FABRIC.links[-1].model_copy(update=facts))})
 
 
@@ -37,9 +36,8 @@ def test_import_writes_the_topology_and_says_what_was_assumed(lockstep: Run, tmp
     assert {link.gbps for link in load_topology(target).links} == {200}
     target = tmp_path / "t.json"
     more = ("--with", f"nccl-xml:{DATA / 'nccl'}", "--routing", "adaptive")
-    outcome = lockstep(
-        "topology", "import", "ibnetdiscover", DATA / "ibnetdiscover.txt", "--out", target, *more, "--json"
-    )
+    file = DATA / "ibnetdiscover.txt"
+    outcome = lockstep("topology", "import", "ibnetdiscover", file, "--out", target, *more, "--json")
     assert outcome.code == 0
     told = json.loads(outcome.out)
     assert (told["gpus"], told["hosts"], told["routing"]) == (8, 4, "adaptive")
@@ -108,11 +106,8 @@ def test_show_tells_tiers_and_what_is_uneven_and_diff_what_is_different(lockstep
     old, new = written(tmp_path), written(tmp_path, altered(up=False), "new.json")
     assert lockstep("topology", "diff", old, old).out == "no difference\n"
     assert lockstep("topology", "diff", old, new).out == "changed:\n  - link leaf3--spine3: went down\n"
-    assert json.loads(lockstep("topology", "diff", old, new, "--json").out) == {
-        "added": [],
-        "removed": [],
-        "changed": ["link leaf3--spine3: went down"],
-    }
+    told = json.loads(lockstep("topology", "diff", old, new, "--json").out)
+    assert told == {"added": [], "removed": [], "changed": ["link leaf3--spine3: went down"]}
     old, new = written(tmp_path, leaf_spine(100, 1, 1, 1)), written(tmp_path, FABRIC, "new.json")
     removed = json.loads(lockstep("topology", "diff", old, new, "--json").out)["removed"]
     assert len(removed) > 100

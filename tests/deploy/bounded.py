@@ -48,14 +48,12 @@ def become(capabilities: Sequence[str]) -> None:
 
 
 def find_rank(place: Path) -> None:
-    """Find the process that holds the ring file, by its open files."""
     pid = int((place / "pid").read_text())
     if pid not in RingHolders(Path("/"), [place / "rings"])():
         raise PermissionError(f"process {pid} is not found")
 
 
 def know_rank(place: Path) -> None:
-    """Read the environment of the rank's process."""
     if read_membership(Path("/proc"), int((place / "pid").read_text())).job != "job-7":
         raise PermissionError("its job is not known")
 

@@ -1,118 +1,65 @@
 """The helm chart as these tests see it: its values, and the objects that come of them.
 
-Helm is not needed: of Go's template language we know what our chart uses, and refuse the rest. Values: `.a.b`,
-`$name.b`, `or A B`, `eq A "text"`, `printf "%q" (print A)`; blocks: `if`, `else`, `range $key, $value := A`,
-`range $value := A`, `end`; a dash trims white space on its side.
+Helm is not needed: what our chart uses of Go's templates is told in Jinja's, and the rest refused. A dash trims white
+space in both.
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from jinja2 import Environment, Undefined
 
 from lockstep.config import Settings, load_settings
 from tests.conftest import REPO
 
-Scope = Mapping[str, Any]  # Any: values of a chart; "" is the dot, the others are variables
-
-_ACTION = re.compile(r"(\s*)\{\{(-?) *(.*?) *(-?)\}\}(\s*)", re.DOTALL)
-_PATH = re.compile(r"(\$\w+|)((?:\.\w+)*)")
-_RANGE = re.compile(r"range (?:\$(\w+), )?\$(\w+) := (\S+)")
-_QUOTED = re.compile(r'printf "%q" \(print (\S+)\)')
-_EQUAL = re.compile(r'eq (\S+) "([^"]*)"')
-
-
-@dataclass(frozen=True)
-class _Piece:
-    text: str
-    is_action: bool
+_VALUE = r"([.$][\w.]+)"
+_BLOCKS = [
+    (rf"(if) {_VALUE}", r"if \2"),
+    (rf"(if) or {_VALUE} {_VALUE}", r"if \2 or \3"),
+    (rf'(if) eq {_VALUE} ("[^"]*")', r"if \2 == \3"),
+    (rf"(range) (\$\w+) := {_VALUE}", r"for \2 in \3 or ()"),
+    (rf"(range) (\$\w+), (\$\w+) := {_VALUE}", r"for \2, \3 in (\4 or {})|dictsort"),
+]
+_SHOWN = [
+    (_VALUE, r"\1"),
+    (rf"or {_VALUE} {_VALUE}", r"\1 or \2"),
+    (rf'printf "%q" \(print {_VALUE}\)', r"\1 | quoted"),
+]
 
 
 def render(template: str, dot: Mapping[str, Any]) -> str:
     """Return what Go's engine would; ValueError for what this one does not know."""
-    return _render(list(_split(template)), {"": dot})
+    engine = Environment(keep_trailing_newline=True, finalize=_show, autoescape=False)
+    engine.filters["quoted"] = lambda value: json.dumps(_show(value))  # as Go does it, for plain characters
+    ends: list[str] = []
+
+    def translate(action: "re.Match[str]") -> str:
+        left, text, right = action.groups()
+        if text in ("else", "end"):
+            return f"{{%{left} {text if text == 'else' else ends.pop()} {right}%}}"
+        for pattern, told in _BLOCKS:
+            if block := re.fullmatch(pattern, text):
+                ends.append({"if": "endif", "range": "endfor"}[block[1]])
+                return f"{{%{left} {_named(block.expand(told))} {right}%}}"
+        for pattern, told in _SHOWN:
+            if shown := re.fullmatch(pattern, text):
+                return f"{{{{{left} {_named(shown.expand(told))} {right}}}}}"
+        raise ValueError(f"not known here: {text!r}")
+
+    return engine.from_string(re.sub(r"\{\{(-?) *(.*?) *(-?)\}\}", translate, template)).render(dot)
 
 
-def _split(template: str) -> Iterator[_Piece]:
-    at = 0
-    while match := _ACTION.search(template, at):
-        before, left, action, right, after = match.groups()
-        yield _Piece(template[at : match.start()] + ("" if left else before), False)
-        yield _Piece(action, True)
-        at = match.end() if right else match.end() - len(after)  # the next action may want to trim it
-    yield _Piece(template[at:], False)
-
-
-def _render(pieces: Sequence[_Piece], scope: Scope) -> str:
-    out: list[str] = []
-    rest = iter(pieces)
-    for piece in rest:
-        if not piece.is_action:
-            out.append(piece.text)
-        elif piece.text.startswith("if "):
-            body, otherwise = _take_block(rest, piece.text)
-            out.append(_render(body if _evaluate(piece.text[3:], scope) else otherwise, scope))
-        elif piece.text.startswith("range "):
-            body, _ = _take_block(rest, piece.text)
-            out += [_render(body, inner) for inner in _turns(piece.text, scope)]
-        else:
-            out.append(_show(_evaluate(piece.text, scope)))
-    return "".join(out)
-
-
-def _take_block(rest: Iterator[_Piece], what: str) -> tuple[list[_Piece], list[_Piece]]:
-    """Return what stands before and behind the `else` that belongs to a block, up to its end."""
-    branches: tuple[list[_Piece], list[_Piece]] = ([], [])
-    depth, branch = 1, 0
-    for piece in rest:
-        if piece.is_action:
-            depth += piece.text.startswith(("if ", "range ")) - (piece.text == "end")
-        if depth == 0:
-            return branches
-        if piece.is_action and piece.text == "else" and depth == 1:
-            branch = 1
-        else:
-            branches[branch].append(piece)
-    raise ValueError(f"{what!r} has no end")
-
-
-def _turns(action: str, scope: Scope) -> Iterator[Scope]:
-    """Return what is known in each turn of a `range`; maps come in the order of their keys."""
-    parts = _RANGE.fullmatch(action)
-    if not parts:
-        raise ValueError(f"not known here: {action!r}")
-    found = _look_up(parts[3], scope) or {}
-    for key, value in sorted(found.items()) if isinstance(found, Mapping) else enumerate(found):
-        yield {**scope, **({parts[1]: key} if parts[1] else {}), parts[2]: value}
-
-
-def _evaluate(expression: str, scope: Scope) -> Any:
-    if quoted := _QUOTED.fullmatch(expression):
-        return json.dumps(_show(_look_up(quoted[1], scope)))  # as Go does it, for plain characters
-    if equal := _EQUAL.fullmatch(expression):
-        return _look_up(equal[1], scope) == equal[2]
-    if expression.startswith("or "):
-        first, second = expression.split()[1:]
-        return _look_up(first, scope) or _look_up(second, scope)
-    return _look_up(expression, scope)
-
-
-def _look_up(path: str, scope: Scope) -> Any:
-    parts = _PATH.fullmatch(path)
-    if not parts or not path:
-        raise ValueError(f"not known here: {path!r}")
-    found = scope[parts[1].removeprefix("$")]
-    for key in parts[2].split(".")[1:]:
-        found = found.get(key)
-    return found
+def _named(expression: str) -> str:
+    return re.sub(r"(?<!\w)[.$](?=\w)", "", expression)
 
 
 def _show(value: Any) -> str:
-    if value is None or isinstance(value, Mapping | list):
+    if value is None or isinstance(value, Undefined | Mapping | list):
         raise ValueError(f"{value!r} would be printed")
     return str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -141,7 +88,6 @@ def default_values() -> Document:
 
 
 def render_chart(changes: Mapping[str, Any] | None = None) -> str:
-    """Return all objects as text; `changes` replaces values of the first level."""
     described = chart()
     dot = {
         "Values": default_values() | dict(changes or {}),
@@ -153,15 +99,12 @@ def render_chart(changes: Mapping[str, Any] | None = None) -> str:
 
 
 def objects(text: str) -> dict[str, Document]:
-    """Return the objects by their kind."""
     found = [document for document in yaml.safe_load_all(text) if document]
     return {document["kind"]: document for document in found}
 
 
 @dataclass(frozen=True)
 class Pod:
-    """One pod, of a chart with the given values."""
-
     spec: Document
     node: Mapping[str, str]
 
@@ -188,7 +131,6 @@ class Pod:
 
     @property
     def host_paths(self) -> dict[str, str]:
-        """Return path in the container -> path on the node."""
         volumes = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in self.spec["volumes"]}
         mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in self.container["volumeMounts"]}
         return {inside: path for inside, path in mounts.items() if path}

@@ -21,8 +21,6 @@ Document = dict[str, Any]  # Any: YAML, taken apart below
 
 @dataclass(frozen=True)
 class Mount:
-    """A directory or file inside the container, and the named volume or path of the repository behind it."""
-
     source: str
     target: str
     read_only: bool
@@ -34,8 +32,6 @@ class Mount:
 
 @dataclass(frozen=True)
 class Port:
-    """A port of the container, and where on this machine it can be reached."""
-
     address: str
     published: int
     target: int
@@ -43,8 +39,6 @@ class Port:
 
 @dataclass(frozen=True)
 class Service:
-    """One service, with everything it refers to."""
-
     name: str
     image: str
     dockerfile: str | None
@@ -68,14 +62,11 @@ class Service:
 
     @property
     def settings(self) -> Settings:
-        """What Lockstep makes of the service's environment and nothing else; unknown variables raise."""
         return load_settings(self.environment, Path("/dev/null"))
 
 
 @dataclass(frozen=True)
 class Compose:
-    """The whole file."""
-
     services: dict[str, Service]
     volumes: frozenset[str]
     networks: frozenset[str]
@@ -149,15 +140,12 @@ CONFIG_DIR = "/etc/clickhouse-server/"
 
 @dataclass(frozen=True)
 class User:
-    """A user with a password, as ClickHouse knows it."""
-
     hash_name: str  # of the element that holds the hash of its password
     profile: dict[str, str]  # settings that hold for its queries
     grants: tuple[str, ...]
 
 
 def read_users() -> dict[str, User]:
-    """Return the users who come over the network."""
     tree = ElementTree.parse(USERS_FILE)
     users = {}
     for element in tree.iterfind("users/*"):

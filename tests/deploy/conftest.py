@@ -15,5 +15,4 @@ def make_secrets(directory: Path) -> Path:
 
 @pytest.fixture
 def secrets(tmp_path: Path) -> Path:
-    """A directory of secrets, made by the script that everybody uses."""
     return make_secrets(tmp_path / "secrets")

@@ -20,8 +20,6 @@ _MACROS = {"$__interval_s": "60", "${job:singlequote}": "'j1'", "${host:singlequ
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture of one board, and what it asks."""
-
     board: str
     title: str
     document: Document
@@ -41,7 +39,6 @@ def boards() -> dict[str, Document]:
 
 
 def panels() -> list[Panel]:
-    """Return every panel that asks for something."""
     return [
         Panel(name, panel["title"], panel)
         for name, board in boards().items()
@@ -51,7 +48,6 @@ def panels() -> list[Panel]:
 
 
 def sql_of(title: str) -> str:
-    """Return the query of one panel as ClickHouse gets it."""
     (found,) = [panel.sql for panel in panels() if panel.title == title]
     return literal(str(found))
 

@@ -20,6 +20,7 @@ shift
 mount -o remount,bind,ro /
 exec "$@"
 """
+_UNSHARED = ("unshare", "--mount", "sh", "-c")
 
 
 @dataclass
@@ -38,44 +39,29 @@ class LocalCompose:
         service = self.compose.services[name]
         command = [LOCKSTEP, *service.command]
         if self.read_only and service.read_only:
-            command = [
-                "unshare",
-                "--mount",
-                "sh",
-                "-c",
-                READ_ONLY_ROOT,
-                "sh",
-                *self._writable(service),
-                "--",
-                *command,
-            ]
+            command = [*_UNSHARED, READ_ONLY_ROOT, "sh", *self._writable(service), "--", *command]
         running = Running(name, command, self.environment(name), self.directory)
         self._running.append(running)
         return running
 
     def is_healthy(self, name: str) -> bool:
-        """Run the service's own health check."""
         kind, program, *arguments = self.compose.services[name].health
         assert (kind, program) == ("CMD", "python")
         command = [sys.executable, *(self._here(argument) for argument in arguments)]
         return run_to_end(command, {}).returncode == 0
 
     def run(self, name: str, *words: str) -> "CompletedProcess[str]":
-        """Run a command of ours where the service runs, as `docker compose exec` does."""
         return run_to_end([LOCKSTEP, *words], self.environment(name))
 
     def environment(self, name: str) -> dict[str, str]:
         service = self.compose.services[name]
         places = {mount.target: str(self._volume(mount.source)) for mount in service.mounts}
-        places |= {
-            path: str(self.secrets / Path(self.compose.secrets[secret]).name)
-            for path, secret in service.secrets.items()
-        }
+        for path, secret in service.secrets.items():
+            places[path] = str(self.secrets / Path(self.compose.secrets[secret]).name)
         environment = {key: places.get(value, self._here(value)) for key, value in service.environment.items()}
         return environment | {"TMPDIR": str(self._volume("tmp"))}
 
     def published(self, name: str) -> str:
-        """Return the address of a service's published port."""
         (port,) = self.compose.services[name].ports
         return f"http://127.0.0.1:{self._port(str(port.target))}"
 

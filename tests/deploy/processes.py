@@ -19,15 +19,12 @@ _READY_S = 180.0  # three services import at once on a busy machine
 
 
 class Running:
-    """A process whose output goes to a file beside it."""
-
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], directory: Path) -> None:
         self.name = name
         self._log = directory / f"{name}.log"
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                command, env=bare_environment(environment), cwd="/", stdout=log, stderr=subprocess.STDOUT
-            )
+            bare = bare_environment(environment)
+            self._process = subprocess.Popen(command, env=bare, cwd="/", stdout=log, stderr=subprocess.STDOUT)
 
     @property
     def output(self) -> str:
@@ -43,24 +40,20 @@ class Running:
         assert self._process.poll() is None, f"{self.name} ended with {self._process.returncode}:\n{self.output}"
 
     def wait(self, limit_s: float) -> int:
-        """Return its exit code."""
         return self._process.wait(limit_s)
 
     def stop(self) -> int:
-        """Ask it to end, as Docker and systemd do, and return its exit code."""
         self._process.send_signal(signal.SIGTERM)
         return self.wait(STOP_S)
 
     def kill(self) -> None:
-        """End it if it has not ended; for the way out of a test that failed."""
         self._process.kill()
         self._process.wait()
 
 
 def run_to_end(command: Sequence[str], environment: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        command, env=bare_environment(environment), cwd="/", capture_output=True, text=True, timeout=60, check=False
-    )
+    bare = bare_environment(environment)
+    return subprocess.run(command, env=bare, cwd="/", capture_output=True, text=True, timeout=60, check=False)
 
 
 def bare_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -103,12 +103,9 @@ def is_free_for_all(question: str) -> bool:
 def test_collector_without_any_works_and_says_what_it_may_not(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("lks_0123456789abcdef_" + "t" * 43)
     with FakeGateway() as gateway:
-        environment = {
-            "LOCKSTEP_STATE_DIR": str(tmp_path / "state"),
-            "LOCKSTEP_COLLECTOR_TOKEN_FILE": str(tmp_path / "token"),
-            "LOCKSTEP_COLLECTOR_SERVER": gateway.url,
-            "LOCKSTEP_COLLECTOR_LISTEN": f"127.0.0.1:{free_port()}",
-        }
+        own = {"TOKEN_FILE": str(tmp_path / "token"), "SERVER": gateway.url, "LISTEN": f"127.0.0.1:{free_port()}"}
+        environment = {f"LOCKSTEP_COLLECTOR_{name}": value for name, value in own.items()}
+        environment["LOCKSTEP_STATE_DIR"] = str(tmp_path / "state")
         command = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", LOCKSTEP, "collect"]
         collector = Running("collector", command, environment, tmp_path)
         try:
@@ -121,7 +118,6 @@ def test_collector_without_any_works_and_says_what_it_may_not(tmp_path: Path) ->
 
 def test_the_unit_grants_what_the_questions_need_and_nothing_else() -> None:
     granted = read_unit("lockstep-collector.service").only("AmbientCapabilities").split()
-
     assert set(granted) == set[str]().union(*NEEDED.values())
     assert NEEDED.keys() == QUESTIONS.keys()
 
@@ -134,5 +130,4 @@ def test_these_capabilities_are_enough(question: str, place: Path, ask: Ask) -> 
 @pytest.mark.parametrize(("question", "missing"), [(q, c) for q, needed in NEEDED.items() for c in sorted(needed)])
 def test_without_one_of_them_the_kernel_refuses(question: str, missing: str, place: Path, ask: Ask) -> None:
     refusal = ask(question, NEEDED[question] - {missing}, place)
-
     assert bool(re.search(r"PermissionError|Permission denied|not permitted", refusal)) != is_free_for_all(question)

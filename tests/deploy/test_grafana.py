@@ -7,6 +7,7 @@ source runs in. What it does not know, Grafana would silently drop.
 import re
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -110,21 +111,16 @@ def test_board_is_of_the_schema_places_its_panels_apart_and_asks_the_source_that
         assert variable["type"] in {"query", "datasource"}
         assert variable["refresh"] in {1, 2}, "asked when the page is opened, or when its times change"
         assert variable.get("sort", 0) in range(9)
-    numbers = [panel["id"] for panel in board["panels"]]
+    numbers = [panel["id"] for panel in some]
     assert len(set(numbers)) == len(numbers)
     assert all(isinstance(number, int) and number > 0 for number in numbers)
-    places = [panel["gridPos"] for panel in board["panels"]]
+    places = [panel["gridPos"] for panel in some]
     assert all(place["h"] > 0 and place["w"] > 0 for place in places)
-    cells = [
-        (x, y)
-        for place in places
-        for x in range(place["x"], place["x"] + place["w"])
-        for y in range(place["y"], place["y"] + place["h"])
-    ]
+    sides = [[range(place[at], place[at] + place[length]) for at, length in ("xw", "yh")] for place in places]
+    cells = [cell for across, down in sides for cell in product(across, down)]
     assert len(cells) == len(set(cells))
     assert {min(x for x, _ in cells), min(y for _, y in cells)} == {0}
     assert max(x for x, _ in cells) < 24, "the grid has 24 columns"
-    variables = board["templating"]["list"]
     chosen = {f"${{{one['name']}}}": one["query"] for one in variables if one["type"] == "datasource"}
     assert chosen.items() <= {"${datasource}": SOURCE["type"], "${prometheus}": "prometheus"}.items()
     asked = [one["datasource"] for one in variables if one["type"] == "query"]

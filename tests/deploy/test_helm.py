@@ -73,7 +73,6 @@ def test_topology_and_key_for_clocks_are_where_the_settings_say(topology: dict[s
     settings = {"LOCKSTEP_COLLECTOR_PROBES": True, "LOCKSTEP_COLLECTOR_COMPARE_CLOCKS": "true"}
     pod = make_pod({"topology": topology, "clockKeySecret": "clock-key", "settings": settings})
     mounted = {mount["mountPath"]: mount["name"] for mount in pod.container["volumeMounts"]}
-
     assert (pod.settings.collector.probes, pod.settings.collector.compare_clocks) == (True, True)
     assert mounted[str(pod.settings.collector.topology)] == "topology"
     assert mounted[str(pod.settings.collector.clock_key_file)] == "clock-key"
@@ -87,19 +86,16 @@ def test_privileged_is_instead_of_everything_that_contradicts_it_and_on_delete_h
     assert made["spec"]["updateStrategy"] == {"type": "OnDelete"}
 
 
-def test_monitor_asks_the_port_that_the_pod_opens_under_the_name_that_the_alerts_know() -> None:
+def test_namespace_admits_the_pod_and_the_monitor_finds_its_port_and_name() -> None:
+    namespace = yaml.safe_load(Path(REPO / "deploy/kubernetes/namespace.yaml").read_text())
+    assert namespace["metadata"]["name"] == objects(MANIFEST.read_text())["DaemonSet"]["metadata"]["namespace"]
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
     made = objects(render_chart({"podMonitor": True}))
     labels = made["DaemonSet"]["spec"]["template"]["metadata"]["labels"]
     rules = yaml.safe_load((REPO / "deploy/prometheus/lockstep-collector.rules.yml").read_text())
     assert made["PodMonitor"]["spec"]["selector"]["matchLabels"].items() <= labels.items()
     assert made["PodMonitor"]["spec"]["podMetricsEndpoints"][0]["port"] == make_pod().container["ports"][0]["name"]
     assert f'up{{job="{labels[made["PodMonitor"]["spec"]["jobLabel"]]}"}}' in str(rules)
-
-
-def test_namespace_admits_pods_that_see_their_host() -> None:
-    namespace = yaml.safe_load(Path(REPO / "deploy/kubernetes/namespace.yaml").read_text())
-    assert namespace["metadata"]["name"] == objects(MANIFEST.read_text())["DaemonSet"]["metadata"]["namespace"]
-    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
 
 
 DAEMON_SET = objects(MANIFEST.read_text())["DaemonSet"]["spec"]
@@ -169,8 +165,6 @@ def test_the_first_container_makes_the_directories_as_a_host_has_them(tmp_path: 
     declared = re.findall(
         r"^d /run/lockstep/(\S+) +(\d+) root", (REPO / "collector/systemd/lockstep.tmpfiles").read_text(), re.M
     )
-
     subprocess.run(["setpriv", "--bounding-set=-all", "--inh-caps=-all", *command], check=True, umask=0o022)
-
     made = {str(path.relative_to(tmp_path)): f"{path.stat().st_mode & 0o7777:04o}" for path in tmp_path.rglob("*")}
     assert made == dict(declared)

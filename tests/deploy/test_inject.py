@@ -65,7 +65,7 @@ def test_containers_get_the_directories_that_the_host_makes() -> None:
     assert all(source == target for source, target, *_ in mounts)
 
 
-def test_planned_ports_are_for_jobs_that_ask_for_them(tmp_path: Path) -> None:
+def test_planned_ports_are_for_jobs_that_ask_where_shim_and_collector_look(tmp_path: Path) -> None:
     plain, asked = prolog(tmp_path), prolog(tmp_path, LOCKSTEP_PATHS_FILE=PLAN)
     shim = str(tmp_path / "liblockstep-paths.so")
     assert {name for name in plain if "PATHS" in name or "PRELOAD" in name} == set()
@@ -78,9 +78,6 @@ def test_planned_ports_are_for_jobs_that_ask_for_them(tmp_path: Path) -> None:
     assert contained == kubernetes_environment("kubernetes-paths.yaml")
     assert contained.keys() == asked.keys() - plain.keys() | {"LOCKSTEP_PATHS_FILE"}
     assert not {"LD_PRELOAD", "LOCKSTEP_PATHS_FILE"} & (enroot_environment().keys() | kubernetes_environment().keys())
-
-
-def test_planned_ports_are_where_the_shim_and_the_collector_look_by_themselves() -> None:
     told, collector = enroot_environment("enroot-paths.env"), CollectorSettings()
     assert told.pop("LD_PRELOAD") == "/usr/lib/lockstep/liblockstep-paths.so"
     assert all(f'"{name}"' in SHIM_SOURCE and f'"{place}"' in SHIM_SOURCE for name, place in told.items())

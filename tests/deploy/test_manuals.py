@@ -154,7 +154,6 @@ def test_commands_for_many_hosts_reach_all_of_them_although_one_is_down(tmp_path
     ssh.chmod(0o755)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     subprocess.run(["sh", "-c", "\n".join(lines)], cwd=tmp_path, env=environment, check=True, timeout=LIMIT_S)
-
     assert sum(line.startswith("xargs") for line in lines) == 3
     assert (tmp_path / "failed").read_text().splitlines() == ["gpu-003"] * 3
     assert {log.name for log in tmp_path.glob("*.log")} == {f"root@{host}.log" for host in hosts if host != "gpu-003"}

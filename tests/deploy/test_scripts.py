@@ -33,7 +33,7 @@ def files_in(folder: Path) -> dict[str, str]:
     return {file.name: file.read_text() for file in folder.iterdir()}
 
 
-def test_every_secret_is_made_for_containers_alone_and_a_second_run_makes_only_what_was_deleted(
+def test_every_secret_is_made_and_a_second_run_makes_what_was_deleted(
     secrets: Path,
 ) -> None:
     assert files_in(secrets).keys() == {Path(file).name for file in load_compose().secrets.values()}
@@ -100,10 +100,8 @@ def test_backup_and_restore_bring_everything_back(tmp_path: Path) -> None:
     with open_control(f"sqlite:///{old / 'control.db'}") as control:
         save_incidents(control, [incident("i1")], None)
         create_token(control, scope="ingest", host="h17", name="agent-h17", now_ns=1)
-
     run_block(make_backup, old, tmp_path)
     said = run_block(restore, new, tmp_path)
-
     assert "agents" in said
     assert "agent-h17" in said
     with open_control(f"sqlite:///{new / 'control.db'}") as control:

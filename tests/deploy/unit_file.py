@@ -19,8 +19,6 @@ _DIRECTIVE = re.compile(r"(\w+)=(.*)")
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit's name, and its directives in the order they stand there."""
-
     name: str
     directives: tuple[tuple[str, str, str], ...]  # section, name, value
 
@@ -71,8 +69,6 @@ def read_unit(name: str) -> Unit:
 
 @dataclass
 class LocalUnits:
-    """Runs units; each is given with what its EnvironmentFile says."""
-
     directory: Path
     _running: list[Running] = field(default_factory=list)
 
@@ -83,11 +79,9 @@ class LocalUnits:
         return running
 
     def run(self, unit: Unit, administrators: Mapping[str, str], *words: str) -> "CompletedProcess[str]":
-        """Run a command of ours as the unit's user would."""
         return run_to_end([LOCKSTEP, *words], self.environment(unit, administrators))
 
     def load_credential(self, unit: Unit, text: str) -> None:
-        """Put a credential where systemd puts it."""
         name, _, _ = unit.only("LoadCredential").partition(":")
         file = self.directory / "run/credentials" / unit.name / name
         file.parent.mkdir(parents=True)

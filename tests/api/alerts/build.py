@@ -30,9 +30,7 @@ LEASE_S = 60
 def fault(name: str = "i1", **changes: Any) -> Incident:
     """Return an open incident that began when tests happen; changes of the verdict go by name."""
     made = incident(name, job=str(changes.pop("job", "train")), opened_ns=T0, updated_ns=T0)
-    state: dict[str, Any] = {
-        key: changes.pop(key) for key in ("state", "closed_ns", "closed_because") if key in changes
-    }
+    state = {key: changes.pop(key) for key in list(changes) if key in ("state", "closed_ns", "closed_because")}
     verdict = made.verdict.model_copy(update={"since_ns": T0, **changes})
     return made.model_copy(update={"verdict": verdict, **state})
 
@@ -98,7 +96,6 @@ class Alerts:
     holder: str = "test"
 
     def round(self, after_s: float = 0.0) -> None:
-        """Let time pass, do one round, and wait for every receiver."""
         self.clock.advance(after_s)
         self.begin_round()
         self.service.wait()
@@ -114,7 +111,6 @@ class Alerts:
 
 @contextmanager
 def alerting(folder: Path, *targets: Target, timeout_s: float = 60.0, **settings: Any) -> Iterator[Alerts]:
-    """Give a service with these receivers; what it sends takes real time, what it waits for does not."""
     clock = ManualClock(T0)
     chosen = AlertSettings.model_construct(**{**AlertSettings().model_dump(), **settings, "targets": targets})
     outside = Outside(SystemClock(), LOOPBACK, timeout_s)

@@ -21,30 +21,21 @@ PROGRAM = "prometheus-alertmanager"
 
 @dataclass(frozen=True)
 class Alertmanager:
-    """A running one."""
-
     url: str
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Return what fires, oldest first."""
         found: list[dict[str, Any]] = httpx.get(f"{self.url}/api/v2/alerts", trust_env=False, timeout=LIMIT_S).json()
         return sorted(found, key=lambda alert: str(alert["labels"]["alertname"] + alert["labels"].get("subject", "")))
 
     def silence(self, label: str, value: str) -> None:
         matcher = {"name": label, "value": value, "isRegex": False, "isEqual": True}
-        body = {
-            "matchers": [matcher],
-            "startsAt": "2020-01-01T00:00:00Z",
-            "endsAt": "2099-01-01T00:00:00Z",
-            "createdBy": "test",
-            "comment": "test",
-        }
+        times = {"startsAt": "2020-01-01T00:00:00Z", "endsAt": "2099-01-01T00:00:00Z"}
+        body = {"matchers": [matcher], "createdBy": "test", "comment": "test"} | times
         httpx.post(f"{self.url}/api/v2/silences", json=body, trust_env=False, timeout=LIMIT_S).raise_for_status()
 
 
 @contextmanager
 def alertmanager(folder: Path, receiver_url: str) -> Iterator[Alertmanager]:
-    """Start it, wait until it is ready, and end it."""
     if shutil.which(PROGRAM) is None:
         pytest.skip(f"{PROGRAM} is not installed")
     config = folder / "alertmanager.yml"

@@ -22,8 +22,6 @@ from tests.http_serving import Quiet, serving
 
 @dataclass(frozen=True)
 class Got:
-    """One request."""
-
     path: str
     headers: dict[str, str]
     body: bytes
@@ -37,7 +35,6 @@ Behaviour = Callable[[Quiet, Got], None]
 
 
 def answer(status: int, body: bytes = b"", **headers: str) -> Behaviour:
-    """Return a reply with this status and body."""
     return lambda handler, _: handler.reply(status, body, **headers)
 
 
@@ -49,7 +46,6 @@ def cut_short(handler: Quiet, _: Got) -> None:
 
 
 def hang_up(handler: Quiet, _: Got) -> None:
-    """Say nothing at all."""
     handler.close_connection = True
 
 
@@ -118,7 +114,6 @@ def _over_tls(handler: type[Quiet], certificate: Path) -> type[Quiet]:
 
 
 def kinds(receiver: Receiver) -> list[str]:
-    """Return what a webhook was told of, in order."""
     return [got.document["type"].removeprefix("dev.lockstep.") for got in receiver.got]
 
 
@@ -127,8 +122,6 @@ USER, PASSWORD = "lockstep", "correct horse battery"
 
 @dataclass
 class Mailbox:
-    """What was taken, and what is said to the next one."""
-
     mails: list[Message] = field(default_factory=list)
     logins: list[str] = field(default_factory=list)
     reply: str = "250 OK"
@@ -153,12 +146,9 @@ class Mailbox:
     def authenticate(
         self, server: SMTP, session: Session, envelope: Envelope, mechanism: str, data: Any
     ) -> AuthResult:
-        is_right = isinstance(data, LoginPassword) and (data.login, data.password) == (
-            USER.encode(),
-            PASSWORD.encode(),
-        )
-        if is_right:
-            self.logins.append(USER)
+        right = (USER.encode(), PASSWORD.encode())
+        is_right = isinstance(data, LoginPassword) and (data.login, data.password) == right
+        self.logins += [USER] * is_right
         return AuthResult(success=is_right, handled=False)  # the server answers
 
 
@@ -195,12 +185,10 @@ class _OnSocket(Controller):
 
 
 def make_certificate(folder: Path, name: str) -> Path:
-    """Return a file with a key and a certificate for this name, signed by itself."""
     file = folder / f"{name}.pem"
     subject, names = ["-subj", f"/CN={name}"], ["-addext", f"subjectAltName=DNS:{name}"]
     made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
-    subprocess.run(
-        [*made, *subject, *names, "-keyout", file, "-out", folder / "certificate"], check=True, capture_output=True
-    )
+    made += [*subject, *names, "-keyout", str(file), "-out", str(folder / "certificate")]
+    subprocess.run(made, check=True, capture_output=True)
     file.write_text(file.read_text() + (folder / "certificate").read_text())
     return file

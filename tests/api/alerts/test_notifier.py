@@ -6,7 +6,7 @@ import pytest
 
 from api.alerts.notifier import Notifier, read_secrets, without_secrets
 from api.alerts.transport import Outside
-from lockstep.alerts import AlertSettings, Target
+from lockstep.alerts import AlertSettings
 from lockstep.clock import SystemClock
 from lockstep.errors import BadInput
 from lockstep.state.deliveries import list_deliveries
@@ -45,16 +45,11 @@ def test_receiver_that_repeats_a_secret_does_not_make_us_say_it_nor_a_bug(notifi
     assert (said.result, said.sentence) == ("failed", "this should not have happened: ValueError")
 
 
-@pytest.mark.parametrize(
-    ("hook", "hidden"),
-    [
-        (target(kind="slack"), "/services/T0/B0/verysecret"),
-        (target(url="https://example.com/x?token=abcdef"), "token=abcdef"),
-    ],
-)
-def test_part_of_an_address_that_is_a_secret_is_hidden(hook: Target, hidden: str) -> None:
-    assert hidden not in without_secrets(f"no route to {hook.url}", hook, ())
-    assert hidden not in hook.shown_address
+def test_part_of_an_address_that_is_a_secret_is_hidden() -> None:
+    query = target(url="https://example.com/x?token=abcdef")
+    for hook, hidden in ((target(kind="slack"), "/services/T0/B0/verysecret"), (query, "token=abcdef")):
+        assert hidden not in without_secrets(f"no route to {hook.url}", hook, ())
+        assert hidden not in hook.shown_address
     assert SECRET not in repr(target())
 
 

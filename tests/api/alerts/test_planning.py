@@ -51,23 +51,16 @@ def proposal() -> Alert:
     return make_alert().model_copy(update={"subject": "proposal:i1", "family": "decision", "mark": "replace"})
 
 
-def test_update_waits_until_it_may_be_the_last() -> None:
-    told = Told(target())
-    told.round(make_alert())
-    told.round(make_alert(grade="alert"))
-    told.round(make_alert(grade="isolate", component="gpu:h9/0"))
-    assert [kind for kind, *_ in told.messages] == ["incident.opened"]
-    plan = told.round(make_alert(component="gpu:h9/0"), after_s=30)
-    assert told.messages[1:] == [("incident.updated", "i1", 1)]
-    assert plan.outgoing[0].notification.before == make_alert()
-
-
 @pytest.mark.parametrize("kind", ["webhook", "slack"])  # who gets every event, and who gets groups
 def test_incident_that_wavers_for_an_hour_is_no_storm_and_what_is_worse_is_told_at_once(kind: str) -> None:
-    told = Told(target(kind=kind))
+    told, updates = Told(target(kind=kind)), list[Plan]()
     for look in range(1800):
-        told.round(make_alert(grade="alert", component=f"gpu:h{look % 2}/0"), after_s=2)
+        plan = told.round(make_alert(grade="alert", component=f"gpu:h{look % 2}/0"), after_s=2)
+        updates += [plan] * bool(plan.outgoing)
     assert len(told.messages) == 8, "after 30 s, then 1, 2, 4, 8 and 16 minutes, then every 16"
+    assert told.messages[:2] == [("incident.opened", "i1", 1), ("incident.updated", "i1", 1)]
+    (opened,), (updated, *_) = (plan.outgoing for plan in updates[:2])
+    assert updated.notification.before == opened.notification.alerts[0]
     told.round(make_alert(grade="isolate", component="gpu:h1/0"), after_s=31)
     assert len(told.messages) == 9
 
@@ -154,16 +147,13 @@ def test_what_comes_back_while_its_message_lasts_is_not_told_again_and_jobs_are_
     assert told.messages == [("incident.opened", "i1", 2), ("incident.opened", "i2", 1)]
 
 
-_STATES = st.lists(
-    st.tuples(
-        st.dictionaries(st.sampled_from(["i1", "i2", "i3"]), st.sampled_from(["isolate", "alert", "note"])),
-        st.floats(0.5, 90),
-    ),
-    max_size=15,
+_GRADES = st.dictionaries(st.sampled_from(["i1", "i2", "i3"]), st.sampled_from(["isolate", "alert", "note"]))
+
+
+@given(
+    st.lists(st.tuples(_GRADES, st.floats(0.5, 90)), max_size=15),
+    st.sampled_from(["webhook", "alertmanager", "slack", "pagerduty", "email"]),
 )
-
-
-@given(_STATES, st.sampled_from(["webhook", "alertmanager", "slack", "pagerduty", "email"]))
 def test_every_beginning_has_one_end_and_no_message_comes_twice(states: Any, kind: Any) -> None:
     told = Told(target(kind=kind))
     for grades, after_s in states:
@@ -202,11 +192,8 @@ def thread(told: Alert, number: int) -> Thread:
 )
 def test_impact_is_news_by_a_step(told: float | None, now: float | None, expected: bool) -> None:
     assert is_notable(slowed(told), slowed(now)) is expected
-
-
-def test_figures_that_change_with_each_look_are_no_news() -> None:
-    changes: dict[str, Any] = {"confidence": 0.4, "reason": "in other words", "coverage": 0.5, "last_seen_ns": T0 + 1}
-    assert not is_notable(make_alert(), make_alert(**changes))
+    figures: dict[str, Any] = {"confidence": 0.4, "reason": "in other words", "coverage": 0.5, "last_seen_ns": T0 + 1}
+    assert not is_notable(make_alert(), make_alert(**figures)), "what changes with each look is no news"
 
 
 def test_what_is_worse_never_waits_longer_and_what_is_not_twice_as_long_each_time_up_to_a_limit() -> None:

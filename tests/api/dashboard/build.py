@@ -26,11 +26,9 @@ def decision_of(name: str, about: str, job: str, now_ns: int, **changes: object)
 
 
 def browse(api: Api, path: str, token: str | None = None, **query: str | int) -> httpx.Response:
-    """Return what a browser gets that has logged in as a reader, or with this token."""
     key = bearer(token or api.make_token("read"))
     return api.client.get(path, params=query or None, headers={"Accept": "text/html", **key}, follow_redirects=False)
 
 
 def send(api: Api, path: str, token: str, **form: str) -> httpx.Response:
-    """Return the answer to a form."""
     return api.client.post(path, data=form, headers={"Accept": "text/html", **bearer(token)})

@@ -16,7 +16,6 @@ from tests.api.views.build import load_job
 
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[Api]:
-    """An app of one's own, whose store does not answer."""
     with running_api(tmp_path, AwayStore()) as running:
         yield running
 

@@ -24,9 +24,8 @@ from tests.waiting import eventually
 
 def test_list_can_be_narrowed_and_paged(api: Api) -> None:
     now_ns = api.parts.clock.now_ns()
-    save_incidents(
-        api.parts.control, [incident_of(f"i{number}", "train", now_ns - number) for number in range(60)], None
-    )
+    told = [incident_of(f"i{number}", "train", now_ns - number) for number in range(60)]
+    save_incidents(api.parts.control, told, None)
     first = browse(api, "/incidents", job="train").text
     assert first.count("<article") == 50
     link = first[first.index("/incidents?job=train&amp;cursor=") :].partition('"')[0].replace("&amp;", "&")

@@ -28,7 +28,6 @@ from tests.planner.checkpoints.build import NOW_NS, OLD_NS, copy_real
 
 
 def embedded(text: str, name: str) -> dict[str, list[object]]:
-    """Return the data that a picture on the page is drawn from."""
     found = re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', text, re.DOTALL)
     assert found
     data: dict[str, list[object]] = json.loads(found[1])
@@ -225,9 +224,8 @@ def test_suspect_and_dead_cables_are_told_apart_and_many_hosts_share_a_box() -> 
 
 def test_latest_ranks_come_first_and_silent_ones_not_at_all() -> None:
     seats = tuple(Seat(rank=rank, host="h0") for rank in range(3))
-    lags = Lags(
-        job="j", attempt=0, ranks=seats, times_ns=(0, 1), column_ns=1, lag_ms=((1.0, None), (None, None), (5.0, 7.0))
-    )
+    lag_ms = ((1.0, None), (None, None), (5.0, 7.0))
+    lags = Lags(job="j", attempt=0, ranks=seats, times_ns=(0, 1), column_ns=1, lag_ms=lag_ms)
     found = find_latest(lags, 5)
     assert [(each.rank, each.median_ms, each.most_ms) for each in found] == [(2, 6.0, 7.0), (0, 1.0, 1.0)]
     assert found[0].over_others_ms == 2.5

@@ -20,7 +20,6 @@ NOW_NS = HastyClock().now_ns()  # agents that were silent for a month are forgot
 
 
 def batch(*messages: str, host: str = "h0") -> bytes:
-    """Return the body of a batch with one event a message."""
     return encode_batch({"events": rows(*(make(Event, host=host, message=message) for message in messages))})
 
 
@@ -44,7 +43,6 @@ def entry(number: int, *messages: str, agent: str = "h0", boot: str = "b1", body
 def running(
     directory: Path, store: Store, options: GatewayOptions | None = None, claims: BatchClaims | None = None
 ) -> Iterator[Gateway]:
-    """Give a started gateway and close it at the end of the block, with all the time it needs."""
     gateway = Gateway(directory, store, HastyClock(), options or GatewayOptions(leave_s=PATIENT_S), claims)
     gateway.start()
     try:

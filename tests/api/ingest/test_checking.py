@@ -1,4 +1,4 @@
-"""Batches are looked at together, and one that is bad takes nobody else down with it."""
+"""Batches are looked at together: what no honest agent says is refused with its row and takes nobody else down."""
 
 import struct
 from collections.abc import Iterator
@@ -7,15 +7,15 @@ from concurrent.futures import Future
 import pyarrow as pa
 import pytest
 
-from api.ingest.checking import Arrival, BatchChecker, Bundle, CheckLimits, Rows, check_group, join_rows
+from api.ingest.checking import Arrival, BatchChecker, Bundle, CheckLimits, Rows, Tally, check_group
 from api.ingest.log import Entry
 from lockstep.arrow import schema_of
-from lockstep.batches import encode_batch, read_batch
+from lockstep.batches import encode_batch
+from lockstep.bounds import BOUNDS, keep_within
 from lockstep.errors import BadBatch, GatewayFull
-from lockstep.records import Event
-from lockstep.tables import TABLE_BY_NAME
-from tests.api.ingest.build import newer_batch
-from tests.builders import T0, make, rows
+from lockstep.records import Agent, Comm, Event, FabricCounter, HostRecord, Progress
+from lockstep.tables import TABLE_BY_NAME, TABLES
+from tests.builders import SECOND, T0, make, rows
 
 LIMITS = CheckLimits(max_bytes=1 << 20, max_rows=100)
 
@@ -89,14 +89,6 @@ def _hosts(rows_by_shape: Rows) -> list[str]:
     return [host for table in rows_by_shape.values() for host in table["host"].to_pylist()]
 
 
-def test_sound_batches_of_many_hosts_pass_together_and_give_their_rows_in_order() -> None:
-    hosts = [f"h{number}" for number in range(20)]
-    verdicts, found = check_group([_arrival(host) for host in hosts])
-    assert verdicts == [None] * 20
-    assert _hosts(found) == hosts
-    assert [table.schema for table in found.values()] == [schema_of(TABLE_BY_NAME["events"])]
-
-
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -119,10 +111,9 @@ def test_a_bad_batch_is_named_and_its_neighbours_pass(body: bytes, reason: str) 
 
 def test_every_bad_batch_of_a_group_has_its_own_reason() -> None:
     verdicts, found = check_group([_arrival("h0", _negative_time("h0")), _arrival("h1", b""), _arrival("h2")])
-    assert "negative time" in str(verdicts[0])
-    assert "empty" in str(verdicts[1])
-    assert verdicts[2] is None
+    assert ("negative time" in str(verdicts[0]), "empty" in str(verdicts[1]), verdicts[2]) == (True, True, None)
     assert _hosts(found) == ["h2"]
+    assert [table.schema for table in found.values()] == [schema_of(TABLE_BY_NAME["events"])]
     mixed = encode_batch({"events": rows(make(Event, host="h5"), make(Event, host="h6"))})
     group = [_arrival(f"h{number}", mixed if number == 5 else None) for number in range(10)]
     verdicts, found = check_group(group)
@@ -139,17 +130,6 @@ def test_every_bad_batch_of_a_group_has_its_own_reason() -> None:
     assert check_group([_arrival("h1", nothing)])[0] == [None]
 
 
-def test_batches_of_agents_of_two_releases_are_joined_apart_and_both_fit_their_table() -> None:
-    old, new = _batch("h1"), newer_batch("new")
-    pieces = [read_batch(body, LIMITS.max_bytes, LIMITS.max_rows) for body in (old, new, old)]
-    joined = join_rows(pieces)
-    assert [table.num_rows for table in joined.values()] == [2, 1]
-    assert ["novelty" in table.schema.names for table in joined.values()] == [False, True]
-    verdicts, found = check_group([_arrival("h1", old), _arrival("h0", new), _arrival("h1", old)])
-    assert verdicts == [None] * 3
-    assert _hosts(found) == ["h1", "h1", "h0"]
-
-
 def test_what_is_sound_goes_on_in_order_and_what_is_bad_is_answered_at_once(checker: BatchChecker, log: Log) -> None:
     hosts = [f"h{number}" for number in range(200)]
     futures = [_submit(checker, _arrival(host)) for host in hosts]
@@ -157,9 +137,8 @@ def test_what_is_sound_goes_on_in_order_and_what_is_bad_is_answered_at_once(chec
     assert [future.result(20) for future in futures] == [7] * 200
     assert isinstance(bad.exception(20), BadBatch)
     assert log.hosts == hosts
-    assert [_hosts(bundle.rows or {}) for bundle in log.bundles] == [
-        [entry.agent for entry in bundle.entries] for bundle in log.bundles
-    ]
+    for bundle in log.bundles:
+        assert _hosts(bundle.rows or {}) == [entry.agent for entry in bundle.entries]
 
 
 def test_what_came_before_the_end_is_answered_and_what_comes_after_is_told(checker: BatchChecker) -> None:
@@ -176,3 +155,81 @@ def test_a_fault_of_ours_is_an_answer_too(checker: BatchChecker, monkeypatch: py
     assert log.bundles == []
     monkeypatch.undo()
     assert _submit(checker, _arrival("h0", body)).result(20) == 7
+
+
+AHEAD = T0 + BOUNDS.ahead_ns
+MANY = CheckLimits(max_bytes=64 << 20, max_rows=100_000)
+PORT = make(FabricCounter, host="h1", switch="leaf1", port="1", up=True, extra={})
+
+
+def arrival(*records: HostRecord, is_fabric: bool = False, received_ns: int = T0) -> Arrival:
+    kinds = {table.name: [each for each in records if type(each) is table.record] for table in TABLES}
+    body = encode_batch({name: rows(*found) for name, found in kinds.items() if found})
+    return Arrival(Entry("h1", "b1", 1, received_ns, body), MANY, is_fabric)
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (
+            make(Event, host="h1", ts_ns=AHEAD + SECOND),
+            f"row 0: ts_ns is {AHEAD + SECOND}, more than an hour ahead of {T0}: set",
+        ),
+        (make(Comm, host="h1", destroy_ns=2**62), "destroy_ns is"),
+        (make(Comm, host="h1", rank=4), "rank is 4, which a communicator of its size cannot have"),
+        (make(Comm, host="h1", nranks=4, nnodes=5), "nnodes is 5, which"),
+        (make(Comm, host="h1", nranks=2**31, nnodes=1), "nranks is 2147483648, which"),
+        (make(Comm, host="h1", rank=2**32 - 1, nranks=2**32 - 1), "rank is 4294967295, and must be below 1048576"),
+        (make(Progress, host="h1", rank=2**32 - 1, head_state="idle"), "rank is 4294967295"),
+        (make(Comm, host="h1", job="a\nb"), "job is 'a\\nb', too long, or with control characters"),
+        (make(Comm, host="h1", name="\x1b[2J"), "name is '"),
+        (make(Comm, host="h1", name="a\u202eb"), "name is '"),
+        (make(Comm, host="h1", job="a" * 1025), "job is 'aaa"),
+        (make(Event, host="h1", component="gpu:h3/0"), "h1 reports on 'gpu:h3/0', which is not its own"),
+        (make(Event, host="h1", component="gpu:h10/0"), "h1 reports on 'gpu:h10/0'"),
+        (make(Event, host="h1", component="switch:leaf1"), "h1 reports on 'switch:leaf1'"),
+        (make(Event, host="h1", source="gateway"), "only the gateway itself"),
+        (PORT, "h1 reports on switches, which needs a token of scope fabric"),
+    ],
+)
+def test_what_no_honest_agent_says_is_refused_and_neighbours_pass(record: HostRecord, reason: str) -> None:
+    (verdict, other), taken = check_group([arrival(make(Agent, host="h1"), record), _arrival("h2")])
+    assert verdict is not None
+    assert reason in str(verdict)
+    assert (other, [table["host"].to_pylist() for table in taken.values()]) == (None, [["h2"]])
+
+
+def test_a_collector_leaves_out_what_would_have_all_of_its_host_refused() -> None:
+    members = (make(Comm, rank=9), make(Comm, rank=1), make(Comm, init_ns=AHEAD + 1, rank=2), make(Comm, job="a\nb"))
+    assert keep_within("comms", rows(*members), T0)["rank"].to_pylist() == [1]
+
+
+def test_what_honest_hosts_say_at_their_most_is_taken() -> None:
+    honest = (
+        make(Event, host="h1", ts_ns=AHEAD),
+        make(Event, host="h1", component="nic:h1/mlx5_0", message="line\twith \x1b[1m of a driver"),
+        make(Event, host="h1", component="rank:7"),
+        make(Event, host="h1", component="nic:h9/eth0", source="probes", kind="probe_silent"),
+        make(Comm, host="h1", job="größe 実験", rank=3),
+    )
+    assert check_group([arrival(*honest)])[0] == [None]
+    fabric = (PORT, make(Event, host="h1", component="switch:leaf1"))
+    assert check_group([arrival(*fabric, is_fabric=True)])[0] == [None]
+
+
+def test_a_host_tells_of_so_many_jobs_and_communicators_a_minute() -> None:
+    tally = Tally()
+    many = [make(Comm, host="h1", job=f"j{number}") for number in range(BOUNDS.jobs)]
+    assert check_group([arrival(*many)], tally)[0] == [None]
+    assert check_group([arrival(*many[:9])], tally)[0] == [None], "the same ones again"
+    one_more = make(Comm, host="h1", job="more")
+    (verdict,), taken = check_group([arrival(one_more)], tally)
+    assert (str(verdict), verdict and verdict.status) == ("h1 reports more than 256 jobs in a minute", 429)
+    assert not taken
+    assert check_group([arrival(one_more, received_ns=T0 + 60 * SECOND)], tally)[0] == [None]
+    (alone,), _ = check_group([arrival(*many, one_more, received_ns=T0 + 120 * SECOND)], tally)
+    assert alone is not None
+    assert alone.status == 400, "waiting would not help"
+    comms = [make(Comm, host="h1", comm=number) for number in range(BOUNDS.comms + 1)]
+    (verdict,), _ = check_group([arrival(*comms, received_ns=T0 + 180 * SECOND)], tally)
+    assert str(verdict) == "h1 reports more than 16384 comms in a minute"

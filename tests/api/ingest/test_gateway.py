@@ -3,9 +3,10 @@
 import errno
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_all
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -32,7 +33,6 @@ UNCUT = GatewayOptions(segment_s=60_000.0, leave_s=PATIENT_S)  # one segment for
 
 
 def acknowledge(gateway: Gateway, *entries: Entry) -> list[int]:
-    """Hand over entries at once and return their watermarks, once all are acknowledged."""
     return [future.result(LIMIT_S) for future in [gateway.submit(one) for one in entries]]
 
 
@@ -61,21 +61,29 @@ class StillClock(ManualClock):
         return event.wait(0.01)
 
 
-def test_what_came_is_inserted_sooner_when_nothing_more_comes(tmp_path: Path) -> None:
-    store, clock = FakeStore(), StillClock()
-    gateway = Gateway(tmp_path, store, clock, GatewayOptions(segment_s=60.0, leave_s=PATIENT_S))
+@contextmanager
+def standing(directory: Path, store: FakeStore, segment_s: float = 60.0) -> Iterator[tuple[Gateway, StillClock]]:
+    """Give a started gateway with a clock that stands still."""
+    clock = StillClock()
+    gateway = Gateway(directory, store, clock, GatewayOptions(segment_s=segment_s, leave_s=PATIENT_S))
     gateway.start()
-    acknowledge(gateway, entry(1))
-    clock.advance(31.0)
-    eventually(lambda: messages(store) == ["h0/b1/1"])
-    gateway.close()
+    try:
+        yield gateway, clock
+    finally:
+        gateway.close()
+
+
+def test_what_came_is_inserted_sooner_when_nothing_more_comes(tmp_path: Path) -> None:
+    store = FakeStore()
+    with standing(tmp_path, store) as (gateway, clock):
+        acknowledge(gateway, entry(1))
+        clock.advance(31.0)
+        eventually(lambda: messages(store) == ["h0/b1/1"])
 
 
 def test_a_segment_is_cut_at_once_when_all_hosts_that_send_regularly_have_sent(tmp_path: Path) -> None:
-    store, clock = FakeStore(), StillClock()
-    gateway = Gateway(tmp_path, store, clock, GatewayOptions(segment_s=1.0, leave_s=PATIENT_S))
-    gateway.start()
-    try:
+    store = FakeStore()
+    with standing(tmp_path, store, segment_s=1.0) as (gateway, clock):
         acknowledge(gateway, entry(1), entry(1, agent="h1"))
         clock.advance(1.0)
         eventually(lambda: gateway.backlog_bytes == 0)
@@ -90,8 +98,6 @@ def test_a_segment_is_cut_at_once_when_all_hosts_that_send_regularly_have_sent(t
         assert len(messages(store)) == 4  # who sends ten times a second does not have as many inserts
         clock.advance(0.6)
         eventually(lambda: len(messages(store)) == 6)
-    finally:
-        gateway.close()
 
 
 def settle(gateway: Gateway) -> None:
@@ -107,9 +113,7 @@ def settle(gateway: Gateway) -> None:
     gateway._cut_when_due = cut  # type: ignore[method-assign]
 
 
-def test_what_is_still_checked_is_waited_for_up_to_twice_a_segment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_still_checked_is_waited_for_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A group of a hundred batches takes longer than the pause that would be a lull."""
     free, rounds, check, cut = threading.Event(), list[bool](), checking.check_group, Gateway._cut_when_due
 
@@ -123,22 +127,19 @@ def test_what_is_still_checked_is_waited_for_up_to_twice_a_segment(
 
     monkeypatch.setattr(checking, "check_group", slow)
     monkeypatch.setattr(Gateway, "_cut_when_due", noted)
-    clock = StillClock()
-    gateway = Gateway(tmp_path, FakeStore(), clock, GatewayOptions(segment_s=60.0, leave_s=PATIENT_S))
-    gateway.start()
-    try:
+    with standing(tmp_path, FakeStore()) as (gateway, clock):
         gateway.take(entry(1), LIMITS).result(LIMIT_S)
         waiting = gateway.take(entry(2), LIMITS)
-        clock.advance(119.0)
-        seen = len(rounds)
-        eventually(lambda: len(rounds) > seen + 2)
-        assert (list_segments(tmp_path), gateway.backlog_bytes > 0) == ([], True)
-        clock.advance(2.0)
-        eventually(lambda: gateway.backlog_bytes == 0)
-    finally:
-        free.set()
+        try:
+            clock.advance(119.0)
+            seen = len(rounds)
+            eventually(lambda: len(rounds) > seen + 2)
+            assert (list_segments(tmp_path), gateway.backlog_bytes > 0) == ([], True)
+            clock.advance(2.0)
+            eventually(lambda: gateway.backlog_bytes == 0)
+        finally:
+            free.set()
         assert waiting.result(LIMIT_S) == 2
-        gateway.close()
 
 
 def test_what_comes_while_the_store_is_busy_is_one_insert_up_to_three_segments_long(tmp_path: Path) -> None:
@@ -149,46 +150,36 @@ def test_what_comes_while_the_store_is_busy_is_one_insert_up_to_three_segments_l
             assert self.free.wait(LIMIT_S)
             super().insert(table, rows, token)
 
-    store, clock = BusyStore(), StillClock()
-    gateway = Gateway(tmp_path, store, clock, GatewayOptions(segment_s=60.0, leave_s=PATIENT_S))
-    gateway.start()
-    try:
-        for number in (1, 2, 3, 4):
-            acknowledge(gateway, entry(number))
-            clock.advance(59.0 if number > 1 else 61.0)
-            eventually(lambda: len(list_segments(tmp_path)) == 1)
-        clock.advance(4.0)  # now the second segment is three times as old as one that finds the store idle
-        eventually(lambda: len(list_segments(tmp_path)) == 2)
-    finally:
-        store.free.set()
-        gateway.close()
+    store = BusyStore()
+    with standing(tmp_path, store) as (gateway, clock):
+        try:
+            for number in (1, 2, 3, 4):
+                acknowledge(gateway, entry(number))
+                clock.advance(59.0 if number > 1 else 61.0)
+                eventually(lambda: len(list_segments(tmp_path)) == 1)
+            clock.advance(4.0)  # now the second segment is three times as old as one that finds the store idle
+            eventually(lambda: len(list_segments(tmp_path)) == 2)
+        finally:
+            store.free.set()
     assert (len(store.tokens), messages(store)) == (2, [f"h0/b1/{number}" for number in (1, 2, 3, 4)])
 
 
-def test_batch_that_comes_again_is_acknowledged_again_and_kept_once(tmp_path: Path) -> None:
-    store = FakeStore()
-    with running(tmp_path, store) as gateway:
-        acknowledge(gateway, entry(1), entry(2))
-        assert acknowledge(gateway, entry(1)) == [2]
-        assert acknowledge(gateway, entry(2, "the same number with other rows")) == [2]
-    assert messages(store) == ["h0/b1/1", "h0/b1/2"]
-    assert (counted(gateway, "accepted"), counted(gateway, "repeated")) == (2, 2)
-
-
-def test_batch_that_comes_twice_in_one_group_is_kept_once(tmp_path: Path) -> None:
+def test_batch_that_comes_again_at_once_or_later_is_acknowledged_again_and_kept_once(tmp_path: Path) -> None:
     store = FakeStore()
     gateway = Gateway(tmp_path, store, HastyClock(), GatewayOptions(leave_s=PATIENT_S))
     one = entry(1)
     futures = [gateway.submit(each) for each in (one, one, entry(1), entry(2), entry(1, agent="h1"))]
+    assert futures[-1].cancel() is False, "a request that gives up takes nobody with it"
     gateway.start()  # all of them wait already, so they share one sync
     assert [future.result(LIMIT_S) for future in futures] == [2, 2, 2, 2, 1]
+    assert acknowledge(gateway, entry(1)) == [2]
+    assert acknowledge(gateway, entry(2, "the same number with other rows")) == [2]
     gateway.close()
     assert sorted(map(str, messages(store))) == ["h0/b1/1", "h0/b1/2", "h1/b1/1"]
+    assert (counted(gateway, "accepted"), counted(gateway, "repeated")) == (3, 4)
 
 
-def test_group_is_written_and_synced_at_once_and_its_rows_are_one_insert_per_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_group_is_synced_at_once_and_one_insert_per_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     appended: list[int] = []
     append = OpenSegment.append
 
@@ -246,17 +237,6 @@ def test_every_batch_that_races_with_the_end_gets_an_answer(tmp_path: Path) -> N
     assert len(messages(store)) == len(taken)
 
 
-def test_request_that_gives_up_takes_nobody_with_it(tmp_path: Path) -> None:
-    store = FakeStore()
-    gateway = Gateway(tmp_path, store, HastyClock(), GatewayOptions(leave_s=PATIENT_S))
-    gone, patient = gateway.submit(entry(1)), gateway.submit(entry(1, agent="h1"))
-    assert gone.cancel() is False
-    gateway.start()
-    assert patient.result(LIMIT_S) == 1
-    gateway.close()
-    assert len(messages(store)) == 2
-
-
 def test_batches_are_acknowledged_while_the_store_is_away_and_drained_when_it_is_back(tmp_path: Path) -> None:
     store = FakeStore(fault=away())
     with capture_logs() as lines, running(tmp_path, store) as gateway:
@@ -272,10 +252,8 @@ def test_batches_are_acknowledged_while_the_store_is_away_and_drained_when_it_is
         eventually(lambda: gateway.trouble is None and gateway.backlog_bytes == 0)
         eventually(lambda: len(lines) >= 2)
     assert messages(store)[0] == "h0/b1/1"
-    assert [line["event"] for line in lines] == [
-        "store takes nothing, batches wait on disk",
-        "store takes batches again",
-    ]
+    said = ["store takes nothing, batches wait on disk", "store takes batches again"]
+    assert [line["event"] for line in lines] == said
 
 
 @pytest.mark.parametrize("fault", [StoreRefused("no such column", 47), RuntimeError("a bug")])
@@ -289,7 +267,7 @@ def test_fault_of_any_kind_is_told_and_nothing_is_lost(tmp_path: Path, fault: Ex
         eventually(lambda: gateway.trouble is None)
 
 
-def test_close_does_not_wait_for_a_store_that_is_away_and_the_next_start_goes_on(tmp_path: Path) -> None:
+def test_close_waits_for_no_store_that_is_away_nor_too_long_and_the_next_start_goes_on(tmp_path: Path) -> None:
     with running(tmp_path, FakeStore(fault=away()), UNCUT) as gateway:
         acknowledge(gateway, entry(1), entry(2))
         before = gateway.backlog_bytes
@@ -297,24 +275,13 @@ def test_close_does_not_wait_for_a_store_that_is_away_and_the_next_start_goes_on
     again = Gateway(tmp_path, FakeStore(), HastyClock(), GatewayOptions(leave_s=PATIENT_S))
     assert again.backlog_bytes == before > 0, "the backlog of an earlier life counts"
     again.close()
-    store = FakeStore()
-    with running(tmp_path, store) as gateway:
-        eventually(lambda: messages(store) == ["h0/b1/1", "h0/b1/2"])
-        assert acknowledge(gateway, entry(2)) == [2]
-    assert messages(store) == ["h0/b1/1", "h0/b1/2"]
-
-
-def test_close_leaves_a_backlog_for_the_next_start(tmp_path: Path) -> None:
-    with running(tmp_path, FakeStore(fault=away()), UNCUT) as gateway:
-        acknowledge(gateway, entry(1))
-    hurried = FakeStore()
+    hurried, store = FakeStore(), FakeStore()
     with running(tmp_path, hurried, GatewayOptions(segment_s=60_000.0, leave_s=-1.0)) as gateway:
-        eventually(lambda: messages(hurried) == ["h0/b1/1"])
-        acknowledge(gateway, entry(2))
-    assert (messages(hurried), len(list_segments(tmp_path))) == (["h0/b1/1"], 1)
-    store = FakeStore()
+        eventually(lambda: messages(hurried) == ["h0/b1/1", "h0/b1/2"])
+        assert (acknowledge(gateway, entry(2)), acknowledge(gateway, entry(3))) == ([2], [3])
+    assert (messages(hurried), len(list_segments(tmp_path))) == (["h0/b1/1", "h0/b1/2"], 1)
     with running(tmp_path, store):
-        eventually(lambda: messages(store) == ["h0/b1/2"])
+        eventually(lambda: messages(store) == ["h0/b1/3"])
 
 
 def test_full_backlog_refuses_until_the_store_has_taken_it(tmp_path: Path) -> None:
@@ -331,9 +298,7 @@ def test_full_backlog_refuses_until_the_store_has_taken_it(tmp_path: Path) -> No
     assert messages(store) == ["h0/b1/1", "h0/b1/2"]
 
 
-def test_full_disk_acknowledges_nothing_and_leaves_the_log_as_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_acknowledges_nothing_and_leaves_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FakeStore()
     with running(tmp_path, store, UNCUT) as gateway:
         with monkeypatch.context() as patch:
@@ -384,18 +349,6 @@ def test_damaged_segment_is_inserted_as_far_as_it_is_whole_and_then_set_aside(tm
     assert "what stands before it is in the store" in lines[0]["reason"]
 
 
-def test_what_a_crash_left_open_is_taken_up_and_its_number_not_used_again(tmp_path: Path) -> None:
-    left = OpenSegment(tmp_path, 5)
-    left.append([entry(1)])
-    left._file.close()
-    store = FakeStore()
-    with running(tmp_path, store) as gateway:
-        assert acknowledge(gateway, entry(1)) == [1]
-        acknowledge(gateway, entry(2))
-    assert messages(store) == ["h0/b1/1", "h0/b1/2"]
-    assert [token.split("/")[1] for token in store.tokens] == ["5", "6"]
-
-
 def test_second_gateway_on_the_same_log_is_refused_until_the_first_is_closed(tmp_path: Path) -> None:
     in_use = pytest.raises(LockstepError, match=f"another gateway uses the log in {tmp_path}")
     with running(tmp_path, FakeStore()), in_use:
@@ -404,9 +357,7 @@ def test_second_gateway_on_the_same_log_is_refused_until_the_first_is_closed(tmp
         pass
 
 
-def test_a_batch_that_two_gateways_acknowledged_is_stored_once_whichever_comes_first(
-    tmp_path: Path, control: ControlDatabase
-) -> None:
+def test_a_batch_that_two_gateways_acknowledged_is_stored_once(tmp_path: Path, control: ControlDatabase) -> None:
     store, down = FakeStore(), FakeStore(fault=away())
     first, second = tmp_path / "first", tmp_path / "second"
     with running(first, down, UNCUT, BatchClaims(control)) as gateway:
@@ -421,19 +372,18 @@ def test_a_batch_that_two_gateways_acknowledged_is_stored_once_whichever_comes_f
     assert sorted(map(str, messages(store))) == expected
 
 
-def test_a_batch_in_the_log_of_a_dead_gateway_is_stored_by_the_one_that_was_asked_next(
-    tmp_path: Path, control: ControlDatabase
-) -> None:
-    left = OpenSegment(tmp_path, 1)
+def test_a_batch_of_a_dead_gateway_is_stored_by_who_is_asked_next(tmp_path: Path, control: ControlDatabase) -> None:
+    left = OpenSegment(tmp_path, 5)
     left.append([entry(1), entry(2)])  # killed before the segment was cut, and before anybody heard of 2
     left._file.close()
     store = FakeStore()
     with running(tmp_path / "other", store, claims=BatchClaims(control)) as gateway:
         acknowledge(gateway, entry(2), entry(3))
     assert messages(store) == ["h0/b1/2", "h0/b1/3"], "nobody waits for the dead"
-    with running(tmp_path, store, claims=BatchClaims(control)):
-        pass
-    assert messages(store) == ["h0/b1/2", "h0/b1/3", "h0/b1/1"]
+    with running(tmp_path, store, claims=BatchClaims(control)) as gateway:
+        acknowledge(gateway, entry(4))
+    assert messages(store) == ["h0/b1/2", "h0/b1/3", "h0/b1/1", "h0/b1/4"]
+    assert [token.split("/")[1] for token in store.tokens[-2:]] == ["5", "6"], "its number is not used again"
 
 
 def _disk_full(*_: object) -> int:

@@ -36,7 +36,7 @@ def written(directory: Path, entries: list[Entry]) -> Path:
     return segment.path
 
 
-def test_entries_come_back_in_order_after_the_cut(tmp_path: Path) -> None:
+def test_entries_come_back_in_order_from_segments_that_are_listed_oldest_first(tmp_path: Path) -> None:
     segment = OpenSegment(tmp_path, 12)
     segment.append(ENTRIES[:2])
     segment.append(ENTRIES[2:])
@@ -46,9 +46,7 @@ def test_entries_come_back_in_order_after_the_cut(tmp_path: Path) -> None:
     assert read_segment(path) == Segment(ENTRIES)
     assert path.stat().st_size == segment.size
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
-
-
-def test_segments_are_listed_oldest_first_and_never_opened_under_a_number_that_is_taken(tmp_path: Path) -> None:
+    path.unlink()
     for number in (10, 9, 100):
         OpenSegment(tmp_path, number).cut()
     OpenSegment(tmp_path, 101)._file.close()
@@ -121,7 +119,7 @@ def test_whatever_an_entry_holds_comes_back(
 
 
 @pytest.mark.parametrize("failing", ["write", "fsync"])
-def test_append_that_fails_leaves_the_file_as_before_and_the_next_one_is_fine(
+def test_append_that_fails_leaves_the_file_as_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     segment = OpenSegment(tmp_path, 1)
@@ -187,9 +185,7 @@ def save(marks: Watermarks, now_ns: int = T0) -> None:
     marks.write(marks.take_changes(now_ns))
 
 
-def test_marks_are_appended_and_the_file_is_written_anew_before_it_is_long(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_marks_are_appended_to_a_file_that_stays_short(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("api.ingest.log._MOST_APPENDED", 8)
     marks, lines = Watermarks(file), list[int]()
     for number in range(1, 13):
@@ -200,9 +196,7 @@ def test_marks_are_appended_and_the_file_is_written_anew_before_it_is_long(
     assert Watermarks(file).get("h0", "b1") == 12
 
 
-def test_agent_with_many_boots_keeps_the_newest_and_others_keep_theirs(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_agent_with_many_boots_keeps_the_newest_of_them(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("api.ingest.log.BOUNDS", replace(BOUNDS, boots=3))
     marks = Watermarks(file)
     for agent, boot in (("h1", "b"), *(("h0", f"b{number}") for number in range(4)), ("h0", "b1"), ("h0", "b9")):

@@ -12,10 +12,9 @@ from api.ingest import gateway as gateway_module
 from api.ingest import segments
 from api.ingest.checking import Arrival, Bundle, CheckLimits, Rows, check_group
 from api.ingest.gateway import Gateway, GatewayOptions
-from api.ingest.log import Entry, OpenSegment, Segment, list_segments, read_segment
+from api.ingest.log import Entry, OpenSegment, Segment, read_segment
 from api.ingest.segments import KeptRows, Piece, RankClaims, inserts_of, size_of
 from lockstep.batches import encode_batch
-from lockstep.errors import BadBatch
 from lockstep.records import Agent, Comm, Connection, Event, Progress
 from lockstep.store.store import Parameters
 from tests.api.fake_store import FakeStore, away
@@ -49,7 +48,6 @@ def two_tables(number: int) -> Entry:
 
 @pytest.fixture
 def segments_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the names of the segments that are read from the log, from now on."""
     read: list[str] = []
 
     def watched(path: Path) -> Segment:
@@ -58,24 +56,6 @@ def segments_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(gateway_module, "read_segment", watched)
     return read
-
-
-def test_a_bad_batch_is_refused_and_nothing_of_it_is_taken(tmp_path: Path) -> None:
-    store = FakeStore()
-    with running(tmp_path, store) as gateway:
-        bad, good = gateway.take(entry(1, body=b"nothing"), LIMITS), gateway.take(entry(1, agent="h1"), LIMITS)
-        assert isinstance(bad.exception(LIMIT_S), BadBatch)
-        assert good.result(LIMIT_S) == 1
-        assert take(gateway, entry(1)) == [1]
-    assert messages(store) == ["h1/b1/1", "h0/b1/1"]
-
-
-def test_rows_that_memory_has_no_room_for_are_read_from_the_log(tmp_path: Path, segments_read: list[str]) -> None:
-    store = FakeStore()
-    with running(tmp_path, store, GatewayOptions(segment_s=60_000.0, max_kept_bytes=0, leave_s=PATIENT_S)) as gateway:
-        take(gateway, entry(1), entry(2))
-    assert messages(store) == ["h0/b1/1", "h0/b1/2"]
-    assert segments_read == ["000000000001.segment"]
 
 
 def test_memory_stays_within_its_bound_while_the_store_is_away(tmp_path: Path, segments_read: list[str]) -> None:
@@ -92,19 +72,7 @@ def test_memory_stays_within_its_bound_while_the_store_is_away(tmp_path: Path, s
     assert 0 < len(segments_read) < 12
 
 
-def test_what_was_only_in_memory_and_in_the_log_survives_a_restart(tmp_path: Path) -> None:
-    with running(tmp_path, FakeStore(fault=away())) as gateway:
-        take(gateway, entry(1), newer(2), entry(3))
-    assert list_segments(tmp_path) != []
-    store = FakeStore()
-    with running(tmp_path, store) as gateway:
-        assert take(gateway, entry(3), entry(4))[1:] == [4]
-    assert sorted(map(str, messages(store))) == [f"h0/b1/{number}" for number in range(1, 5)]
-
-
-def test_checked_batches_and_those_of_our_own_making_reach_the_store_without_being_read_again(
-    tmp_path: Path, segments_read: list[str]
-) -> None:
+def test_batches_in_memory_are_stored_without_being_read_again(tmp_path: Path, segments_read: list[str]) -> None:
     store = FakeStore()
     with running(tmp_path, store, GatewayOptions(segment_s=60_000.0, leave_s=PATIENT_S)) as gateway:
         assert take(gateway, entry(1)) == [1]
@@ -114,9 +82,7 @@ def test_checked_batches_and_those_of_our_own_making_reach_the_store_without_bei
     assert segments_read == []
 
 
-def test_rows_do_not_pile_up_before_a_disk_that_does_not_keep_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_do_not_pile_up_before_a_disk_that_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, ready = FakeStore(), threading.Event()
     append = OpenSegment.append
 
@@ -150,7 +116,7 @@ def test_rows_do_not_pile_up_before_a_disk_that_does_not_keep_up(
 
 @pytest.mark.parametrize("groups", [(8,), (1,) * 8, (3, 3, 2), (1, 6, 1)])
 @pytest.mark.parametrize("unread", [(), (0,), (1, 2)])
-def test_parts_are_the_same_from_memory_and_from_the_log(
+def test_parts_are_the_same_from_the_log(
     groups: Sequence[int], unread: Sequence[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their tokens are the same too: other rows under one of them would be lost or doubled."""
@@ -175,7 +141,7 @@ def rows_of(*entries: Entry) -> Rows:
     return rows
 
 
-def test_a_segment_comes_back_in_its_order_read_or_not() -> None:
+def test_rows_are_kept_in_their_order_as_long_as_they_fit_and_make_room_when_forgotten() -> None:
     kept = KeptRows(1 << 20)
     pieces: list[Piece] = [rows_of(entry(1), entry(2)), [entry(3)], rows_of(entry(4))]
     for piece in pieces:
@@ -183,33 +149,21 @@ def test_a_segment_comes_back_in_its_order_read_or_not() -> None:
         kept.add(2, piece, ())
     assert kept.get(1) == kept.get(2) == pieces
     assert kept.get(3) is None
-
-
-def test_what_does_not_fit_is_not_kept_and_what_fitted_before_stays() -> None:
+    kept = KeptRows(len(entry(1).body))
+    kept.add(1, [entry(1)], ())
+    kept.add(2, [entry(2)], ())
+    assert (kept.size, kept.get(2)) == (len(entry(1).body), None), "unread batches count with their bodies"
     one = rows_of(entry(1), entry(2))
     kept = KeptRows(size_of(one) * 2)
     kept.add(1, one, ())
     for _ in range(5):
         kept.add(2, one, ())
         assert kept.size <= size_of(one) * 2
-    assert kept.get(1) == [one]
-    assert kept.get(2) is None
-    assert kept.size == size_of(one)
-
-
-def test_unread_batches_count_with_their_bodies_and_what_is_forgotten_makes_room() -> None:
-    kept = KeptRows(len(entry(1).body))
-    kept.add(1, [entry(1)], ())
-    assert kept.size == len(entry(1).body)
-    kept.add(2, [entry(2)], ())
-    assert kept.get(2) is None
-    one = rows_of(entry(1))
-    kept = KeptRows(size_of(one))
-    kept.add(1, one, ())
+    assert (kept.get(1), kept.get(2), kept.size) == ([one], None, size_of(one)), "what fitted before stays"
     kept.forget(1)
     assert (kept.size, kept.get(1)) == (0, None)
-    kept.add(2, one, ())
-    assert kept.get(2) == [one]
+    kept.add(3, one, ())
+    assert kept.get(3) == [one]
 
 
 def test_rows_hold_on_to_nothing_of_their_batch_but_themselves() -> None:

@@ -27,11 +27,6 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
         yield running
 
 
-@pytest.fixture
-def admin(api: Api) -> dict[str, str]:
-    return bearer(api.make_token("admin"))
-
-
 def policy(**changed: object) -> dict[str, Any]:
     told = {"modes": {"reroute": "propose"}, "nodes_per_hour": 1, "restarts_per_hour": 2, "nodes_out": 3}
     return {**told, "share_of_block": 0.5, "gpu_hour_price": None, "spares": [], **changed}
@@ -51,9 +46,7 @@ def test_settings_hold_until_somebody_stores_another(api: Api) -> None:
     assert api.get("/api/v1/policies").json()["items"] == [answer.json()]
 
 
-def test_stored_policy_wins_and_each_version_is_kept_with_who_changed_it_and_why(
-    api: Api, admin: dict[str, str]
-) -> None:
+def test_stored_policy_wins_and_each_version_is_kept_with_who_and_why(api: Api, admin: dict[str, str]) -> None:
     answer = put(api, admin, '"0"', "quiet week", nodes_out=1)
     assert (answer.status_code, answer.headers["ETag"]) == (200, '"1"')
     stored = current_policy(api.parts.control)
@@ -81,9 +74,8 @@ def test_change_of_what_was_not_seen_or_nobody_would_keep_is_refused(api: Api, a
     assert check_problem(put(api, admin, '"0"', nodes_out=9), 412, "changed-meanwhile") == expected
     assert api.get(POLICY).json()["policy"]["nodes_out"] == 3
     answer = put(api, admin, '"1"', modes={"replace": "execute"})
-    assert check_problem(answer, 400, "bad-input") == (
-        "modes says execute for ['replace'], and planner.controller names nobody who would"
-    )
+    said = "modes says execute for ['replace'], and planner.controller names nobody who would"
+    assert check_problem(answer, 400, "bad-input") == said
     answer = api.client.put(POLICY, json={"policy": {"nodes_out": 1}}, headers=admin | {"If-Match": '"1"'})
     assert "body.policy.share_of_block: Field required" in check_problem(answer, 422, "bad-request")
     assert check_problem(api.get("/api/v1/policies/x"), 404, "not-found") == "there is no policy 'x', only 'planner'"
@@ -143,9 +135,8 @@ def test_revoked_token_is_worth_nothing_and_stays_in_the_list(api: Api, admin: d
     assert listed[made["id"]]["revoked_ns"] > 0
     line = list_audit(api.parts.control, 1)[0]
     assert (line.what, line.subject, line.why) == ("revoke_token", made["id"], "left")
-    assert api.client.delete(f"{TOKENS}/{made['id']}", headers=admin).status_code == 204, (
-        "a second time changes nothing"
-    )
+    again = api.client.delete(f"{TOKENS}/{made['id']}", headers=admin)
+    assert again.status_code == 204, "a second time changes nothing"
     answer = api.client.delete(f"{TOKENS}/0123456789abcdef", headers=admin)
     assert check_problem(answer, 404, "not-found") == "there is no token '0123456789abcdef'"
 
@@ -186,16 +177,10 @@ def test_newest_line_comes_first_and_a_foreign_cursor_is_refused(audited: Api) -
     check_problem(audited.get("/api/v1/audit", {"cursor": "x"}), 400, "bad-input")
 
 
-@pytest.mark.parametrize(("query", "count"), [({"who": "ann"}, 4), ({"what": "undo"}, 3), ({"subject": "d5"}, 1)])
-def test_lines_are_narrowed_down(audited: Api, query: dict[str, str], count: int) -> None:
-    items = audited.get("/api/v1/audit", query).json()["items"]
-    assert len(items) == count
-    assert all(line[name] == value for line in items for name, value in query.items())
-
-
 @examples(max_examples=20, deadline=None)
-@given(limit=st.integers(1, 15), who=st.sampled_from([None, "ann", "nobody"]))
-def test_pages_together_are_the_whole(audited: Api, limit: int, who: str | None) -> None:
-    narrowed: dict[str, str | int] = {"who": who} if who else {}
+@given(st.integers(1, 15), st.sampled_from([{}, {"who": "ann"}, {"who": "x"}, {"what": "undo"}, {"subject": "d5"}]))
+def test_pages_together_are_all_that_were_asked_for(audited: Api, limit: int, narrowed: dict[str, str | int]) -> None:
+    every = audited.get("/api/v1/audit").json()["items"]
     whole = audited.get("/api/v1/audit", narrowed).json()["items"]
+    assert whole == [line for line in every if narrowed.items() <= line.items()]
     assert audited.walk("/api/v1/audit", narrowed | {"limit": limit}) == whole

@@ -7,7 +7,7 @@ import pytest
 
 from api.views.incidents import view_incident
 from lockstep.decision import Decision
-from lockstep.state.decisions import list_orders, save_decisions, save_execution, save_isolated
+from lockstep.state.decisions import save_decisions, save_execution, save_isolated
 from lockstep.state.documents import list_audit
 from lockstep.state.incidents import save_incidents
 from lockstep.state.tokens import create_token
@@ -36,20 +36,12 @@ def test_decision_is_shown_with_orders_and_steps(api: Api, actor: dict[str, str]
     publish(api)
     save_execution(api.parts.control, execution("d1"), api.lease("planner"))
     assert api.client.post("/api/v1/decisions/d1/approve", json={"why": "go"}, headers=actor).status_code == 202
+    assert list_audit(api.parts.control, 1)[0].what == "approve_decision"
     found = api.get("/api/v1/decisions/d1").json()
     assert [(order["kind"], order["who"], order["why"]) for order in found["orders"]] == [("approve", "ada", "go")]
     assert found["execution"]["steps"][0]["act"] == "isolate"
     (listed,) = api.get("/api/v1/decisions", {"job": "train"}).json()["items"]
     assert (listed["id"], listed["execution"]) == ("d1", "executing")
-
-
-def test_word_of_a_person_is_kept_with_who_said_it(api: Api, actor: dict[str, str]) -> None:
-    for kind in ("approve", "reject", "undo"):
-        publish(api, f"d-{kind}")
-        answer = api.client.post(f"/api/v1/decisions/d-{kind}/{kind}", json={"why": "I know"}, headers=actor)
-        assert (answer.status_code, answer.json()["who"]) == (202, "ada")
-        assert [(order.kind, order.who) for order in list_orders(api.parts.control, f"d-{kind}")] == [(kind, "ada")]
-        assert list_audit(api.parts.control, 1)[0].what == f"{kind}_decision"
 
 
 def test_decision_that_expired_or_does_nothing_or_is_unknown_is_not_approved(api: Api, actor: dict[str, str]) -> None:
@@ -58,16 +50,16 @@ def test_decision_that_expired_or_does_nothing_or_is_unknown_is_not_approved(api
 
     publish(api, lasts_s=-1.0)
     assert "has expired" in check_problem(order("d1", "approve"), 400, "bad-input")
-    assert order("d1", "undo").status_code == 202
+    for kind in ("undo", "reject"):
+        assert order("d1", kind).status_code == 202
+        assert list_audit(api.parts.control, 1)[0].what == f"{kind}_decision"
     publish(api, "d2", action="none")
     check_problem(order("d2", "approve"), 400, "bad-input")
     check_problem(api.get("/api/v1/decisions/d9"), 404, "not-found")
     check_problem(order("d9", "undo"), 404, "not-found")
 
 
-def test_each_part_of_a_plan_is_approved_by_itself_also_when_the_incident_is_over(
-    api: Api, actor: dict[str, str]
-) -> None:
+def test_each_part_of_a_plan_is_approved_by_itself_also_when_all_is_over(api: Api, actor: dict[str, str]) -> None:
     closed = incident("i1").model_copy(update={"state": "closed", "closed_because": "the node was replaced"})
     save_incidents(api.parts.control, [closed], None)
     publish(api, "giver", job="small", action="reconfigure", part_of="p1", trigger="node h3 joined")
@@ -78,15 +70,6 @@ def test_each_part_of_a_plan_is_approved_by_itself_also_when_the_incident_is_ove
     publish(api, "alone", job="train")
     refused = api.client.post("/api/v1/decisions/alone/approve", json={}, headers=actor)
     assert "is over" in check_problem(refused, 400, "bad-input")
-
-
-def test_confirmed_outcomes_make_the_scorecard(api: Api, actor: dict[str, str]) -> None:
-    publish(api)
-    told = {"was_right": False, "part": "gpu:h3/0", "why": "the GPU was hot"}
-    answer = api.client.put("/api/v1/incidents/i1/outcome", json=told, headers=actor)
-    assert answer.json()["who"] == "ada"
-    card = api.get("/api/v1/scorecard").json()
-    assert (card["advised"], card["wrong"]) == (1, 1)
 
 
 def isolate(api: Api, component: str = "nic:h3/eth1", **changes: object) -> None:
@@ -106,9 +89,7 @@ def test_word_on_an_isolated_node_is_kept_with_who_said_it(api: Api, actor: dict
     assert [(each["kind"], each["who"], each["why"]) for each in item["orders"]] == [(kind, "ada", "I know")]
 
 
-def test_part_that_is_sent_back_is_named_by_whoever_sent_it_or_by_the_uuid_that_telemetry_knows(
-    api: Api, actor: dict[str, str]
-) -> None:
+def test_part_that_is_sent_back_is_named_by_its_sender_or_by_telemetry(api: Api, actor: dict[str, str]) -> None:
     put(api.parts.store, [reading("h3", gpu, f"GPU-{gpu}", T0) for gpu in (0, 1)])
     isolate(api, component="gpu:h3/1")
     given = api.client.post("/api/v1/isolated/h3/rma", json={}, headers=actor).json()
@@ -153,23 +134,11 @@ def test_incident_is_shown_with_its_verdict_as_it_is_documented(api: Api) -> Non
     matrix = api.get(f"{PATH}/i1/matrix").json()
     assert (matrix["job"], matrix["ranks"], matrix["to_ns"]) == ("train", [], 200)
     assert check_problem(api.get(f"{PATH}/i9"), 404, "not-found") == "there is no incident 'i9'"
-
-
-def test_pages_hold_every_incident_once_also_those_opened_at_the_same_time(api: Api) -> None:
-    save(api, *range(7), job="a & b")  # two each were opened at the same nanosecond
-    for limit in (2, 3, 7):
-        found = [item["id"] for item in api.walk(PATH, {"limit": limit, "job": "a & b"})]
-        assert found == [f"i{number}" for number in reversed(range(7))]
-
-
-def test_incidents_can_be_chosen_by_job_and_state(api: Api) -> None:
-    save(api, 1, job="a")
     save(api, 2, job="b")
-    save(api, 3, job="a", state="closed")
-    assert ids(api.get(PATH, {"job": "a"}).json()) == ["i3", "i1"]
+    save(api, 3, job="b", state="closed")  # opened at the same nanosecond as the one before
+    assert [item["id"] for item in api.walk(PATH, {"limit": 1, "job": "b"})] == ["i3", "i2"]
     assert ids(api.get(PATH, {"state": "open"}).json()) == ["i2", "i1"]
-    assert ids(api.get(PATH, {"job": "a", "state": "closed"}).json()) == ["i3"]
-    assert ids(api.get(PATH, {"job": "c"}).json()) == []
+    assert ids(api.get(PATH, {"job": "b", "state": "closed"}).json()) == ["i3"]
 
 
 def test_cursor_that_we_never_gave_and_query_that_makes_no_sense_are_refused(api: Api) -> None:

@@ -33,18 +33,15 @@ def test_whole_process_is_alive_and_ready_and_says_its_version(api: Api) -> None
     assert 'lockstep_ingest_batches_total{result="accepted"} 1.0' in answer.text
 
 
-def test_process_over_a_store_that_was_never_migrated_is_not_ready(tmp_path: Path, shared_store: Store) -> None:
-    with running_api(tmp_path, shared_store, layout=Layout("never_migrated")) as api:
+@pytest.mark.parametrize("is_away", [True, False], ids=["away", "never migrated"])
+def test_process_whose_store_cannot_be_used_is_not_ready_but_alive(
+    tmp_path: Path, shared_store: Store, is_away: bool
+) -> None:
+    reason = "the store at nowhere does not answer" if is_away else "run `lockstep store migrate` first"
+    store = AwayStore() if is_away else shared_store
+    with running_api(tmp_path, store, layout=None if is_away else Layout("never_migrated")) as api:
         answer = api.client.get("/readyz")
-    assert answer.status_code == 503
-    assert answer.json()["ready"] is False
-    assert "run `lockstep store migrate` first" in answer.json()["reason"]
-
-
-def test_process_whose_store_is_away_is_not_ready_but_alive(tmp_path: Path) -> None:
-    with running_api(tmp_path, AwayStore()) as api:
-        answer = api.client.get("/readyz")
-        assert (answer.status_code, answer.json()["reason"]) == (503, "the store at nowhere does not answer")
+        assert (answer.status_code, answer.json()["ready"], reason in answer.json()["reason"]) == (503, False, True)
         assert api.client.get("/healthz").status_code == 200
 
 

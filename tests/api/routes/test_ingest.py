@@ -47,7 +47,6 @@ def strict_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 @pytest.fixture
 def light_api(tmp_path: Path) -> Iterator[Api]:
-    """The same, of one's own."""
     with running_api(tmp_path, FakeStore(), settings=SMALL) as running:
         yield running
 
@@ -165,7 +164,7 @@ def test_refused_batch_leaves_no_trace_and_the_largest_number_is_taken(light_api
     assert documented["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].endswith("/Receipt")
 
 
-def test_full_gateway_asks_the_agent_to_come_again_and_a_fault_of_ours_tells_nothing(
+def test_full_gateway_asks_to_come_again_and_a_fault_tells_nothing(
     light_api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults = [RuntimeError("a secret"), GatewayFull("4096 MiB wait for the store already")]

@@ -39,7 +39,7 @@ def test_right_advice_saves_and_wrong_advice_drains_healthy_nodes() -> None:
         ([advice("i1"), shared(advice("i1", "grow", saves=1.0, at_s=20))], 90.0),
     ],
 )
-def test_newest_advice_on_an_incident_counts_and_neither_none_nor_what_follows_for_others(
+def test_newest_advice_counts_and_neither_none_nor_what_follows_for_others(
     given: list[Decision], saved: float
 ) -> None:
     card = score(given, {"i1": outcome("i1", True)}, {})

@@ -33,7 +33,6 @@ def log_in(api: Api, scope: Scope = "act", place: str = "/") -> httpx.Response:
 
 
 def session_of(answer: httpx.Response) -> dict[str, str]:
-    """Return the header that a browser would send."""
     return {"Cookie": f"{SESSION_COOKIE}={answer.cookies[SESSION_COOKIE]}"}
 
 
@@ -41,13 +40,10 @@ def ours(api: Api) -> dict[str, str]:
     return {"Origin": str(api.client.base_url).rstrip("/")}
 
 
-def test_session_reads_what_its_token_reads(api: Api) -> None:
+def test_session_reads_as_its_token_and_its_cookie_is_kept_from_all_others(api: Api, tmp_path: Path) -> None:
     answer = log_in(api, place="/incidents?job=a")
     assert (answer.status_code, answer.headers["Location"]) == (303, "/incidents?job=a")
     assert api.client.get("/api/v1/incidents", headers=session_of(answer)).status_code == 200
-
-
-def test_cookie_is_kept_from_scripts_other_sites_and_the_open_and_holds_no_token(api: Api, tmp_path: Path) -> None:
     token = api.make_token("act")
     said = api.client.post("/login", data={"token": token}).headers["Set-Cookie"]
     api.client.cookies.clear()

@@ -30,7 +30,6 @@ _numbers = count()
 
 
 def put(store: Store, records: Iterable[HostRecord]) -> None:
-    """Insert records of any kinds."""
     kinds: dict[type[HostRecord], list[HostRecord]] = {}
     for record in records:
         kinds.setdefault(type(record), []).append(record)
@@ -103,7 +102,6 @@ def happening(host: str, ts_ns: int, component: str, *, severity: str = "error",
 def incident_on(
     component: str, identity: str, *, job: str = "train", opened_ns: int = T0, **fields: object
 ) -> Incident:
-    """Return an incident whose verdict names a part."""
     usual = usual_incident(identity, job=job, opened_ns=opened_ns, updated_ns=opened_ns)
     seen = {"component": component, "since_ns": opened_ns, "last_seen_ns": opened_ns, **fields}
     return usual.model_copy(update={"verdict": usual.verdict.model_copy(update=seen)})

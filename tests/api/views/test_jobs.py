@@ -27,9 +27,7 @@ def store(shared_store: Store) -> Store:
     return shared_store
 
 
-def test_job_that_sends_is_running_with_its_size_and_one_that_is_silent_has_ended(
-    store: Store, control: ControlDatabase
-) -> None:
+def test_job_that_sends_is_running_and_one_that_is_silent_has_ended(store: Store, control: ControlDatabase) -> None:
     job = find_job(store, control, "a", NOW)
     assert (job.condition, job.because) == ("running", "")
     assert (job.ranks, job.hosts, job.nccl_version) == (4, 2, "2.28.9")
@@ -47,9 +45,7 @@ def test_job_that_sends_is_running_with_its_size_and_one_that_is_silent_has_ende
         list_ranks(store, "a", 3, NOW)
 
 
-def test_open_incident_says_how_the_job_is_and_who_hangs_is_not_called_slow(
-    store: Store, control: ControlDatabase
-) -> None:
+def test_incident_says_how_the_job_is_and_who_hangs_is_not_slow(store: Store, control: ControlDatabase) -> None:
     known = {"global_slow": "slow", "comm_slow": "slow", "telemetry_lost": "unseen", "noncomm_hang": "hung"}
     for fault_class, condition in (known | {"crash": "crashed"}).items():
         save_incidents(control, [incident_on("nic:h3/eth1", "i1", job="a", fault_class=fault_class)], None)
@@ -62,15 +58,6 @@ def test_open_incident_says_how_the_job_is_and_who_hangs_is_not_called_slow(
     assert find_job(store, control, "a", NOW).condition == "hung"
 
 
-def test_attempts_come_by_job_and_number_and_go_on_after_a_place(store: Store, control: ControlDatabase) -> None:
-    found = [(job.job, job.attempt) for job in list_jobs(store, control, NOW, 10)]
-    assert found == [("a", 0), ("b/c", 0), ("b/c", 1)]
-    rest = list_jobs(store, control, NOW, 10, after=("b/c", 0))
-    assert [(job.job, job.attempt) for job in rest] == [("b/c", 1)]
-    assert len(list_jobs(store, control, NOW, 2)) == 2
-    assert [job.attempt for job in list_jobs(store, control, NOW, 10, job="b/c")] == [0, 1]
-
-
 def test_only_those_that_are_as_asked_are_listed(store: Store, control: ControlDatabase) -> None:
     save_incidents(control, [incident_on("nic:h3/eth1", "i1", job="b/c", fault_class="comm_hang")], None)
 
@@ -80,6 +67,10 @@ def test_only_those_that_are_as_asked_are_listed(store: Store, control: ControlD
         found = list_jobs(store, control, NOW, 10, after, job, conditions)
         return [(each.job, each.attempt, each.condition) for each in found]
 
+    assert listed() == [("a", 0, "running"), ("b/c", 0, "hung"), ("b/c", 1, "ended")]
+    assert listed(after=("b/c", 0)) == [("b/c", 1, "ended")]
+    assert [attempt for _, attempt, _ in listed(job="b/c")] == [0, 1]
+    assert len(list_jobs(store, control, NOW, 2)) == 2
     assert listed("running") == [("a", 0, "running")]
     assert listed("hung", "slow") == [("b/c", 0, "hung")]
     assert listed("ended") == [("b/c", 1, "ended")]
@@ -118,9 +109,7 @@ def test_steps_come_newest_first_with_the_slowest_rank_told_before_found(store: 
     assert (only.source, only.step_s, only.start_ns) == ("told", 2.0, T0 + 5)
 
 
-def test_job_of_a_capture_with_nothing_but_steps_is_listed_with_the_newest(
-    store: Store, control: ControlDatabase
-) -> None:
+def test_job_of_a_capture_of_steps_is_listed_with_the_newest(store: Store, control: ControlDatabase) -> None:
     told = rows(*(step("only-steps", number, 0, T0 + number * SECOND, 0.25) for number in range(5)))
     info = CaptureInfo(job="only-steps", start_ns=T0, end_ns=NOW, hosts=("only-steps-h0",))
     load_capture(store, Capture(info, tables={"steps": told}))
@@ -128,7 +117,7 @@ def test_job_of_a_capture_with_nothing_but_steps_is_listed_with_the_newest(
     assert (job.step, job.step_s, job.ranks, job.condition) == (4, 0.25, 1, "ended")
 
 
-def test_slow_link_stands_out_in_its_window_also_in_the_roll_up(store: Store) -> None:
+def test_slow_link_stands_out_in_its_window_its_roll_up_and_its_communicator(store: Store) -> None:
     roster = read_roster(store, "a", 0)
     matrix = read_matrix(store, "a", 0, roster, Window(T0, NOW))
     cells = dict(zip(zip(matrix.cells.src, matrix.cells.dst, strict=True), matrix.cells.ms, strict=True))
@@ -138,16 +127,10 @@ def test_slow_link_stands_out_in_its_window_also_in_the_roll_up(store: Store) ->
     before = read_matrix(store, "a", 0, roster, Window(T0 - 60 * SECOND, T0))
     assert (before.cells.ms, before.usual_ms) == ((), None)
     assert max(read_matrix(store, "a", 0, roster, Window(T0 - 3600 * SECOND, NOW)).cells.ms) == 3.0
-
-
-def test_complete_transfers_answer_where_there_are_no_statistics(store: Store) -> None:
     put(store, (make(Comm, job="t", comm=1, rank=rank, nranks=2, host=f"t{rank}") for rank in (0, 1)))
     put(store, [make(Transfer, job="t", comm=1, rank=0, peer=1, bytes=1 << 20, wire_ns=2_000_000)])
     matrix = read_matrix(store, "t", 0, read_roster(store, "t", 0), Window(T0, NOW))
     assert (matrix.cells.src, matrix.cells.dst, matrix.cells.ms) == ((0,), (1,), (2.0,))
-
-
-def test_matrix_of_one_communicator_holds_its_ranks_alone(store: Store) -> None:
     put(store, (make(Comm, job="two", comm=1, rank=rank, nranks=3, world_rank=rank) for rank in range(3)))
     put(store, (make(Comm, job="two", comm=2, rank=rank, nranks=2, world_rank=rank + 1) for rank in range(2)))
     put(store, [make(TransferStat, job="two", comm=2, rank=0, peer=1, bytes=1 << 20, wire_ns=5_000_000)])
@@ -158,20 +141,17 @@ def test_matrix_of_one_communicator_holds_its_ranks_alone(store: Store) -> None:
         read_matrix(store, "two", 0, read_roster(store, "two", 0), Window(T0, NOW), comm=99)
 
 
-def test_last_window_ends_where_the_slowest_host_has_told_everything(store: Store) -> None:
+def test_last_window_ends_where_the_slowest_host_that_talks_has_told_all(store: Store) -> None:
     load_job(store, "lagging")
     late, punctual = (host_of(rank, "lagging") for rank in (2, 0))
     put(store, [heartbeat(late, NOW + SECOND, lag_s=1.0), heartbeat(punctual, NOW + SECOND)])
     assert find_closed(store, "lagging", 0, NOW + SECOND).window == Window(T0 + 4 * SECOND, NOW)
-
-
-def test_nobody_waits_for_a_host_that_is_silent_but_it_is_named(store: Store) -> None:
     assert find_closed(store, "a", 0, NOW + 86_400 * SECOND).window.end_ns == NOW, "it ended long ago"
     with pytest.raises(NotPresent, match="knows nothing of job 'x', attempt 0"):
         find_closed(store, "x", 0, NOW)
-    late = NOW + 60 * SECOND
-    put(store, [heartbeat(host_of(0, "a"), late)])
-    closed = find_closed(store, "a", 0, late)
+    later = NOW + 60 * SECOND
+    put(store, [heartbeat(host_of(0, "a"), later)])
+    closed = find_closed(store, "a", 0, later)
     assert closed.silent == {host_of(2, "a")}
     assert closed.window.end_ns == NOW
 
