@@ -5,9 +5,8 @@ from typing import Any, get_args
 
 import pytest
 
-from lockstep.clock import NS_PER_S
 from lockstep.config import Settings
-from lockstep.decision import Action, Decision
+from lockstep.decision import Action
 from lockstep.errors import BadInput
 from lockstep.sections import PlannerSettings
 from lockstep.state.database import ControlDatabase
@@ -16,19 +15,14 @@ from lockstep.state.incidents import save_incidents
 from lockstep.state.leases import Lease
 from lockstep.state.policies import PLANNER, PlannerPolicy, policy_of, save_policy
 from planner.assembly import CONTROLLERS, controller_of, make_controller, make_planner, options_of, with_policy
-from tests.fixtures.control import hold_lease
-from tests.lockstep.state.build import incident
+from tests.planner.build import crash, incident, seconds
 
+REACH = {"pid_file": "/run/{job}.pid", "launch": "torchrun train.py &"}
 OPTIONS: dict[str, dict[str, Any]] = {
     "command": {"isolate": ["drain", "{node}"], "timeout_s": 5},
     "nvrx": {"directory": "/shared/excluded"},
     "slurm": {"spool": "/var/lib/lockstep/slurm"},
-    "torchrun": {
-        "job": "llm",
-        "nodes": ["h1", "h2"],
-        "reach": {"pid_file": "/run/{job}.pid", "launch": "torchrun train.py &"},
-        "state": "/var/lib/lockstep/torchrun",
-    },
+    "torchrun": {"job": "llm", "nodes": ["h1", "h2"], "reach": REACH, "state": "/var/lib/lockstep/torchrun"},
     "webhook": {"url": "http://127.0.0.1:9/hook"},
 }
 
@@ -39,15 +33,14 @@ def test_controllers_come_by_name_and_tell_a_cure_in_place_from_a_new_start_of_t
     assert all(controller.name == name for name, controller in made.items())
     whole = {name: controller.restarts_whole_job for name, controller in made.items()}
     assert whole == {"command": True, "nvrx": False, "slurm": True, "torchrun": False, "webhook": True}
-    in_place = {name for name, controller in made.items() if "reattempt" in controller.acts}
-    assert in_place == {"torchrun", "webhook"}
+    assert {name for name, each in made.items() if "reattempt" in each.acts} == {"torchrun", "webhook"}
     assert made["command"].acts == {"isolate"}, "there is a command for nothing else"
     assert made["slurm"].acts == {"isolate", "release", "restart"}
     for name in ("command", "webhook"):
         assert not make_controller(name, OPTIONS[name] | {"restarts_whole_job": False}).restarts_whole_job
     for name in ("command", "nvrx", "webhook"):
-        controller = make_controller(name, OPTIONS[name] | {"dry_run": True})
-        assert controller.isolate("h1", "mark-1", "xid 79").outcome == "would"
+        dry = make_controller(name, OPTIONS[name] | {"dry_run": True})
+        assert dry.isolate("h1", "mark-1", "xid 79").outcome == "would"
 
 
 @pytest.mark.parametrize(
@@ -75,46 +68,24 @@ def test_secret_and_token_come_from_files(tmp_path: Path) -> None:
     assert make_controller("slurm", OPTIONS["slurm"] | rest).name == "slurm"
 
 
-NOW = 1_700_000_000 * NS_PER_S
-
-
-ACTIONS = get_args(Action)
-
-
-@pytest.fixture
-def lease(control: ControlDatabase) -> Lease:
-    return hold_lease(control, "planner", now_ns=NOW)
-
-
 def changed(**changes: object) -> PlannerPolicy:
     return PlannerPolicy.model_validate(policy_of(PlannerSettings()).model_dump() | changes)
 
 
-def open_one(control: ControlDatabase, name: str) -> None:
-    save_incidents(control, [incident(name, job=name, opened_ns=NOW, updated_ns=NOW)], None)
+def test_policy_that_is_stored_counts_from_the_next_round_on_and_for_a_planner_that_starts_anew(
+    control: ControlDatabase, lease: Lease
+) -> None:
+    def decided(name: str, planner: Any, at_s: float) -> str:  # Any: a planner of any reader
+        save_incidents(control, [incident(crash(job=name), name=name)], None)
+        planner.run_once(lease, seconds(at_s))
+        return list_decisions(control, incident=name)[0].mode
 
-
-def decided(control: ControlDatabase, name: str) -> Decision:
-    return list_decisions(control, incident=name)[0]
-
-
-def test_policy_that_is_stored_counts_from_the_next_round_on(control: ControlDatabase, lease: Lease) -> None:
     planner = make_planner(Settings(), None, control, None)
-    open_one(control, "before")
-    planner.run_once(lease, NOW)
-    policy = changed(modes=dict.fromkeys(ACTIONS, "propose"), gpu_hour_price=2.0)
-    save_policy(control, PLANNER, policy, after=0, who="ann", why="", now_ns=NOW)
-    open_one(control, "after")
-    planner.run_once(lease, NOW + NS_PER_S)
-    assert (decided(control, "before").mode, decided(control, "after").mode) == ("observe", "propose")
-
-
-def test_planner_that_starts_anew_reads_the_policy_first(control: ControlDatabase, lease: Lease) -> None:
-    policy = changed(modes=dict.fromkeys(ACTIONS, "propose"))
-    save_policy(control, PLANNER, policy, after=0, who="ann", why="", now_ns=NOW)
-    open_one(control, "first")
-    make_planner(Settings(), None, control, None).run_once(lease, NOW)
-    assert decided(control, "first").mode == "propose"
+    assert decided("before", planner, 10) == "observe"
+    policy = changed(modes=dict.fromkeys(get_args(Action), "propose"), gpu_hour_price=2.0)
+    save_policy(control, PLANNER, policy, after=0, who="ann", why="", now_ns=seconds(10))
+    assert decided("after", planner, 11) == "propose"
+    assert decided("anew", make_planner(Settings(), None, control, None), 12) == "propose"
 
 
 def test_policy_changes_its_own_settings_and_no_other() -> None:
@@ -125,20 +96,16 @@ def test_policy_changes_its_own_settings_and_no_other() -> None:
     assert with_policy(site, None) is site
 
 
-def settings(**planner: object) -> Settings:
-    return Settings(planner=planner)
-
-
-def test_planner_without_telemetry_or_controller_has_nothing_to_do(control: ControlDatabase) -> None:
+def test_planner_without_telemetry_or_controller_has_nothing_to_do(control: ControlDatabase, lease: Lease) -> None:
     model = {"parameters": 7e9, "layers": 32, "hidden": 4096, "sequence": 4096, "global_batch": 256}
-    planner = make_planner(settings(jobs={"*": {"model": model}}), None, control, None)
-    lease = hold_lease(control, "planner", "p1", now_ns=10**18)
-    assert planner.run_once(lease, 10**18) == 0
+    settings = Settings.model_validate({"planner": {"jobs": {"*": {"model": model}}}})
+    assert make_planner(settings, None, control, None).run_once(lease, seconds(10)) == 0
 
 
 def test_limits_and_times_are_those_of_the_settings_and_execute_needs_a_controller() -> None:
-    options = options_of(settings(restarts_per_hour=2, start_s=30.0, modes={"grow": "propose"}))
+    given = {"restarts_per_hour": 2, "start_s": 30.0, "modes": {"grow": "propose"}}
+    options = options_of(Settings.model_validate({"planner": given}))
     assert (options.policy.limits.restarts_per_hour, options.durations.start_s) == (2, 30.0)
     assert (options.policy.mode_of("grow"), options.policy.mode_of("replace")) == ("propose", "observe")
     with pytest.raises(BadInput, match=r"planner\.controller names nobody who would"):
-        controller_of(settings(modes={"grow": "execute"}))
+        controller_of(Settings.model_validate({"planner": {"modes": {"grow": "execute"}}}))
