@@ -89,6 +89,15 @@ class Harness:
         (only,) = list_executions(self.control)
         return only
 
+    @property
+    def acts(self) -> list[str]:
+        return self.controller.world.acts
+
+    @property
+    def mark(self) -> str | None:
+        """Under which h3 is isolated."""
+        return self.controller.world.nodes["h3"]
+
     def order(self, kind: OrderKind, at_s: float) -> None:
         given = Order(decision=self.decision.id, kind=kind, who="ada", why="I know", ts_ns=seconds(at_s))
         give_order(self.control, given)
