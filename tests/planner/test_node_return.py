@@ -106,34 +106,16 @@ def test_node_that_somebody_else_isolated_meanwhile_is_not_released(out: Out) ->
     assert out.state() == ("repair", "somebody")
 
 
-def test_release_is_asked_for_again_where_the_controller_is_down(out: Out) -> None:
-    out.controller.change(is_down=True)
-    out.answer(Finding(True, "all well"))  # one test is enough
-    out.run(60)
-    assert (out.row().state, out.row().message) == ("returning", "not released: the fake controller does not answer")
-    out.controller.change(is_down=False)
-    out.run(61)
-    assert out.row().state == "returning"  # not once a second
-    out.run(120)
-    assert out.state() == ("returned", None)
-
-
-def test_person_has_a_node_tested_at_once(out: Out) -> None:
-    out.say("test", why="cable reseated")
-    out.answer(Finding(True, "all well"))
-    out.run(2)
-    assert out.state() == ("returned", None)
-    message = [line.why for line in list_audit(out.control, 3)]
-    assert message == ["all well; release h3", "h3 is to be tested, says ada: cable reseated", "cable reseated"]
-
-
 def test_return_is_tried_again_where_the_controller_is_down_and_said_once(out: Out) -> None:
     out.controller.change(is_down=True)
     out.say("return")
     out.answer()
-    out.run(2, 3, 30, 61)
-    assert [line.what for line in list_audit(out.control, 9)] == ["node_returning", "node_returning", "return_node"]
+    out.run(2, 3, 30)
     out.controller.change(is_down=False)
+    out.run(61)
+    assert out.row().state == "returning", "not once a second"
+    assert "not released: the fake controller does not answer" in out.row().message
+    assert [line.what for line in list_audit(out.control, 9)] == ["node_returning", "node_returning", "return_node"]
     out.answer()
     out.run(62)  # the planner that comes after knows it as well
     assert out.state() == ("returned", None)

@@ -89,13 +89,6 @@ def test_nodes_that_make_no_sense_are_refused() -> None:
         check_cluster(Cluster((), (), repairs_per_day=float("nan")))
 
 
-def test_alternative_that_would_need_more_nodes_than_there_are_is_left_out() -> None:
-    rigid = tuple(replace(each, least=8, may_stop=False) if each.id == "a" else each for each in PAIR)
-    plan = plan_allocation(apply(Cluster(nodes(16), rigid), Event("node_lost", "h3")))
-    assert {each.job: each.after for each in plan.jobs}["a"] >= 8, "b gives what a cannot do without"
-    assert [each.name for each in plan.alternatives] == []
-
-
 def placed(cluster: Cluster, change: Change = "reconfigure", **counts: int) -> dict[str, Placement]:
     return place_jobs(cluster, counts, dict.fromkeys(counts, change))
 
@@ -164,16 +157,6 @@ def test_what_one_job_gives_up_another_can_have_but_no_more_than_there_is() -> N
     assert found["b"].nodes == ("h6", "h7", "h4", "h5")
     with pytest.raises(BadInput, match="9 nodes are asked for, and 8 can be used"):
         placed(Cluster(nodes(8), (job("a"),)), a=9)
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_the_order_of_nodes_and_jobs_does_not_matter(order: int) -> None:
-    jobs: tuple[Job, ...] = (job("a", 0, 3), job("b", 4, 2), job("c"))
-    cluster = Cluster(nodes(16)[::order], jobs[::order])
-    found = placed(cluster, a=6, b=4, c=3)
-    assert found["a"].taken == ("h3", "h6", "h7")
-    assert found["b"].taken == ("h10", "h11")
-    assert found["c"].nodes == ("h12", "h13", "h14")
 
 
 HOUR_NS = 3600 * NS_PER_S

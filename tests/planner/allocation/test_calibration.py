@@ -4,8 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lockstep.arrow import rows_of
 from lockstep.clock import NS_PER_S
@@ -91,14 +89,6 @@ def test_table_of_another_unit_is_brought_to_gpus() -> None:
     )
 
 
-@given(st.integers(2, 12), st.floats(0.01, 100.0), st.integers(1, 8))
-def test_unit_of_the_steps_does_not_matter(most: int, pace: float, gpus_each: int) -> None:
-    seen = [run(most, *[pace] * 3, gpus_each=gpus_each), run(1, *[pace / most] * 3, gpus_each=gpus_each)]
-    found = find_rates(seen, [], Known(), held=most, gpus=most * gpus_each)
-    assert found.by_nodes[most] == pytest.approx(most * gpus_each)
-    assert found.by_nodes[1] == pytest.approx(gpus_each)
-
-
 def put(store: Store, table: str, *rows: object) -> None:
     """Store rows under a token of their own."""
     found = TABLE_BY_NAME[table]
@@ -173,8 +163,3 @@ def test_table_is_kept_for_a_minute_and_stays_the_same_while_its_figures_are_nea
     put_attempt(embedded_store, "train", 3, nodes=2, period_s=1.2, since_s=200)
     put_attempt(embedded_store, "train", 4, nodes=2, period_s=1.2, since_s=300)
     assert reader.rates_of(["train"], Known(), 2, 4, seconds(400)).by_nodes[2] < first.by_nodes[2]
-
-
-def test_without_a_store_only_hints_and_models_speak(control: ControlDatabase) -> None:
-    found = PaceReader(None, control).rates_of(["train"], Known({4: 1.0}), 4, 8, seconds(10))
-    assert found.is_configured

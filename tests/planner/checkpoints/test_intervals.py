@@ -49,12 +49,6 @@ def test_no_failure_seen_takes_the_upper_bound_and_says_so() -> None:
     assert advice.reason.endswith("or more is right")
 
 
-def test_interval_is_not_shorter_than_a_save() -> None:
-    often = find_failure_rate(100, 1.0)
-    advice = advise_interval(often, Saving(nodes=1000, save_s=60.0))
-    assert (advice.interval_s, advice.lost_share) == (60.0, 1.0)
-
-
 @given(st.integers(1, 500), st.floats(1, 1e6), st.integers(1, 5000), st.floats(0.1, 3600), st.floats(0.2, 5))
 def test_no_other_interval_loses_less(failures: int, days: float, nodes: int, save_s: float, factor: float) -> None:
     rate = find_failure_rate(failures, days)

@@ -97,12 +97,6 @@ def test_parallel_cables_share_the_confidence_unless_one_was_told_or_is_down() -
     assert path.confidence == pytest.approx(2 / 3)
 
 
-def test_ports_that_no_probe_tried_are_as_they_were_told() -> None:
-    other = entry(sport=PORT + 1)
-    found = learn(probe(), reported=Catalogue((entry(confidence=0.1), other)))
-    assert [(path.sport, path.confidence) for path in found.paths] == [(PORT, pytest.approx(2 / 3)), (PORT + 1, 0.9)]
-
-
 def test_a_port_that_does_not_answer_or_whose_link_is_down_is_dead() -> None:
     assert why(learn(probe(0), lost(1), lost(2), lost(3))) == ("dead", "its last 3 probes were lost")
     assert learn(probe(0), lost(1), lost(2)).paths
@@ -160,27 +154,6 @@ def test_rows_of_paths_are_recalled_with_their_age_where_their_links_are_there()
     rows = rows_of(TABLE_BY_NAME["paths"], [entry(links=["x"]), entry("spine1", sport=PORT + 1)])
     found = recall_catalogue(rows, Circumstances(changed("leaf0--spine1", up=False), T0))
     assert [each.why for each in found.left_out] == ["elsewhere", "dead"]
-
-
-PROBES = st.builds(
-    probe,
-    st.integers(0, 9),
-    st.sampled_from(["spine0", "spine1", "*", "spine7"]),
-    sport=st.integers(PORT, PORT + 2),
-    rtt_ns=st.none() | st.just(5),
-)
-
-
-@given(st.lists(PROBES, max_size=30))
-def test_every_probed_port_is_in_the_catalogue_once_with_a_confidence_or_a_reason(probes: list[Probe]) -> None:
-    found = learn(*probes, at_s=10)
-    ports = [path.sport for path in found.paths] + [each.path.sport for each in found.left_out]
-    assert sorted(ports) == sorted({each.sport for each in probes})
-    assert all(0 < path.confidence < 1 and path.links in _WAYS for path in found.paths)
-    assert all(each.reason for each in found.left_out)
-
-
-_WAYS = [[WAY[0], f"leaf0--{spine}", f"leaf1--{spine}", WAY[3]] for spine in ("spine0", "spine1")]
 
 
 TREE = fat_tree(4)

@@ -66,13 +66,6 @@ def wire(rank: int, peer: int, **fields: Any) -> Connection:
 MEMBERS = [member(rank) for rank in range(4)]
 
 
-def test_a_ring_is_found_from_its_transfers_alone() -> None:
-    ring = [row for rank in range(4) for row in sends(rank, (rank + 1) % 4)]
-    flows = find(*MEMBERS, *ring).flows
-    assert [(flow.src, flow.dst) for flow in flows] == [("h0", "h1"), ("h1", "h2"), ("h2", "h3"), ("h3", "h0")]
-    assert all(flow.gbps == pytest.approx(40.0) and flow.duty == 1.0 and flow.job == "j1" for flow in flows)
-
-
 @pytest.mark.parametrize(
     ("sent", "gbps", "duty"),
     [
@@ -103,13 +96,6 @@ def test_each_queue_pair_is_a_flow_with_its_share() -> None:
     assert [flow.id for flow in found.flows] == [f"j1/7/r0-r1/c0/q{number}" for number in range(4)]
     assert {(flow.src, flow.dst, flow.gbps * flow.duty) for flow in found.flows} == {("h0/eth1", "h1", 10.0)}
     assert [found.wiring[flow.id].sport for flow in found.flows] == [50_000, 50_001, 50_002, 50_003]
-
-
-def test_ids_stay_when_rates_and_restarts_of_the_reader_do_not() -> None:
-    pairs = [wire(0, 1, lqpn=7), wire(0, 1, lqpn=8)]
-    first = find(*MEMBERS, *sends(0, 1, gbps=10), *pairs).flows
-    second = find(*reversed(MEMBERS), *sends(0, 1, gbps=300), *reversed(pairs)).flows
-    assert [flow.id for flow in first] == [flow.id for flow in second]
 
 
 def test_a_trickle_is_no_flow_and_is_counted_but_small_sends_that_are_much_together_are() -> None:

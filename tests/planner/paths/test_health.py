@@ -137,17 +137,6 @@ def test_the_order_of_evidence_does_not_matter(evidence: list[Evidence], chance:
     assert LinkHealth().observe(evidence, 300 * SECOND) == LinkHealth().observe(shuffled, 300 * SECOND)
 
 
-@given(
-    st.lists(st.builds(messages, st.just(7), st.floats(0, 1), st.sampled_from("abc")), max_size=8), st.integers(0, 8)
-)
-def test_evidence_of_one_moment_may_come_in_two_parts(evidence: list[Evidence], cut: int) -> None:
-    now_ns = 7 * SECOND
-    whole, _ = LinkHealth(HealthOptions(least_step=0.0)).observe(evidence, now_ns)
-    first, _ = LinkHealth(HealthOptions(least_step=0.0)).observe(evidence[cut:], now_ns)
-    both, _ = first.observe(evidence[:cut], now_ns)
-    assert both.weights == whole.weights
-
-
 def count_changes(said: list[tuple[int, float]]) -> tuple[int, int]:
     """Return how many changes come of weights that last so many seconds each, and after how many seconds it ends."""
     health, count, now_s = LinkHealth(HealthOptions(hold_s=1.0, most_hold_s=1e9)), 0, 0
@@ -225,13 +214,6 @@ def test_parts_that_cannot_be_told_from_the_ill_one_lose_half_as_much() -> None:
     assert (rival.weight, rival.reason) == (0.75, "link:leaf0--spine1 cannot be told apart from it: r")
     healed = judge_verdict(verdict("link:leaf0--spine0", ambiguous_with=rivals), PARTS, healed_ns=9)
     assert {each.weight for each in healed} == {1.0}
-
-
-def test_a_link_that_is_named_and_may_be_another_is_as_ill_as_named() -> None:
-    reported = judge_verdict(
-        verdict("switch:spine1", fault_class="crash", ambiguous_with=("link:leaf0--spine1",)), PARTS
-    )
-    assert LinkHealth().observe(reported, 5)[0].weights == {"leaf0--spine1": 0.0, "leaf1--spine1": 0.0}
 
 
 def test_a_published_topology_says_which_links_are_down_and_which_are_up_again() -> None:
