@@ -63,7 +63,7 @@ def records(
     audit = [line("break_part", FAULT_S), *more]
     what = {"part": "host:h1", "grade": "isolate", "held_because": held_because}
     made = build.decision("replace", ("h1",), id="d", created_ns=at(26), **what, **DRILL)
-    back = build.isolated("h1", state="returned", changed_ns=at(50))
+    back = build.isolated("h1", decision="d", job="7", state="returned", changed_ns=at(50))
     steps = [*BEFORE, *AGAIN]
     return Records(audit, verdicts, [made] if verdicts else [], runs, [back] if runs else [], operations, steps)
 
