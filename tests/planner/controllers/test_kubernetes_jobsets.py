@@ -237,19 +237,6 @@ def test_dry_restart_says_the_way_and_changes_nothing(fake: FakeKubernetes, api:
     assert all(one.startswith("GET") for one in fake.requests)
 
 
-def test_jobset_that_vanishes_while_it_stops_is_a_failure(fake: FakeKubernetes, api: Any) -> None:
-    fake.looks_until_stopped, answer = 1_000, fake.answer
-
-    def vanish(method: str, path: str, body: Object) -> tuple[int, Object]:
-        message = answer(method, path, body)
-        if method == "PATCH":
-            fake.objects[JOBSETS].clear()
-        return message
-
-    fake.answer = vanish  # type: ignore[method-assign]  # the fake is ours to break
-    expect(make(api, timeout_s=3).restart(RESTART), "failed", "have not stopped yet")
-
-
 def test_damaged_note_is_left_for_a_person(fake: FakeKubernetes, api: Any) -> None:
     fail(fake)
     die_after(fake, 3)

@@ -11,13 +11,11 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as some
 
 from lockstep.clock import NS_PER_S, ManualClock
 from lockstep.errors import BadInput, ControllerDown
 from planner.controllers.protocol import Restart
-from planner.controllers.site import CommandController, CommandOptions, WebhookController, WebhookOptions, fill
+from planner.controllers.site import CommandController, CommandOptions, WebhookController, WebhookOptions
 from tests.planner.controllers.contract import Rig, check_contract
 
 SCRIPT = r"""#!/bin/sh
@@ -146,16 +144,6 @@ def test_value_that_would_be_an_option_or_no_name_is_bad_input() -> None:
         controller.isolate("--all", "mark-1", "xid 79")
     with pytest.raises(BadInput, match="is no name of a variable"):
         controller.restart(Restart("mark-1", "llm", environment={"A=B": "1"}))
-
-
-@given(
-    some.text().filter(lambda text: not text.startswith("-") and "\0" not in text),
-    some.lists(some.text(max_size=9), max_size=5),
-)
-def test_filling_in_never_changes_the_number_of_arguments(reason: str, rest: list[str]) -> None:
-    plain = tuple(argument.replace("{", "").replace("}", "") for argument in rest)
-    template = ("tool", "{reason}", *plain)
-    assert fill(template, {"reason": reason}) == ("tool", reason, *plain)
 
 
 JOB_URL = "http://receiver/jobs/{job}"

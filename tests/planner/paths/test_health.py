@@ -137,29 +137,6 @@ def test_the_order_of_evidence_does_not_matter(evidence: list[Evidence], chance:
     assert LinkHealth().observe(evidence, 300 * SECOND) == LinkHealth().observe(shuffled, 300 * SECOND)
 
 
-def count_changes(said: list[tuple[int, float]]) -> tuple[int, int]:
-    """Return how many changes come of weights that last so many seconds each, and after how many seconds it ends."""
-    health, count, now_s = LinkHealth(HealthOptions(hold_s=1.0, most_hold_s=1e9)), 0, 0
-    for lasts_s, weight in said:
-        health, changes = health.observe([messages(now_s, weight)], now_s * SECOND)
-        now_s += lasts_s
-        health, more = health.observe([], now_s * SECOND - 1)
-        count += len(changes) + len(more)
-    return count, now_s
-
-
-@given(st.lists(st.tuples(st.integers(1, 400), st.floats(0, 1)), min_size=1, max_size=120))
-def test_a_link_that_flaps_or_wavers_costs_a_number_of_changes_that_grows_with_the_logarithm(
-    said: list[tuple[int, float]],
-) -> None:
-    count, end_s = count_changes([(lasts_s, float(number % 2)) for number, (lasts_s, _) in enumerate(said)])
-    # Each return takes twice the time of the one before: so many fit, and each can be followed by one fall.
-    assert count <= 2 * (end_s + 2).bit_length() + 1
-    count, end_s = count_changes(said)
-    # Between two returns it can fall step by step: eleven times from all to nothing.
-    assert count <= 12 * ((end_s + 2).bit_length() + 1)
-
-
 def verdict(component: str, **fields: Any) -> Verdict:
     usual = {"confidence": 0.9, "grade": "alert", "reason": "r", "since_ns": 0, "last_seen_ns": 5}
     return build.verdict(component=component, **(usual | fields))
