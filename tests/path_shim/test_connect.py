@@ -72,9 +72,7 @@ def test_planned_connection_leaves_from_its_port_and_is_reported(
     ],
     ids=["all busy", "other destinations", "other hosts"],
 )
-def test_where_no_port_is_to_be_had_the_connection_is_made_all_the_same(
-    shim: Stage, entries: Entries, outcomes: list[str]
-) -> None:
+def test_without_a_free_port_the_connection_is_made(shim: Stage, entries: Entries, outcomes: list[str]) -> None:
     free = shim.free_ports(2)
     shim.plan(*entries(shim, *free))
     told = shim.play(ONE)

@@ -39,13 +39,11 @@ def verdict(**changes: Any) -> Verdict:  # Any: whatever field a test cares abou
 
 
 def crash(**changes: Any) -> Verdict:  # Any: as above
-    """Return a verdict on a host that is gone."""
     fields = {"fault_class": "crash", "component": "host:h3", "reason": "h3 is gone"}
     return verdict(**(fields | {"impact": Impact(ranks_waiting=63)} | changes))
 
 
 def incident(about: Verdict | None = None, name: str = "i1", opened_s: float = 5.0) -> Incident:
-    """Return an open incident."""
     found = about or verdict()
     at_ns = seconds(opened_s)
     return Incident(id=name, job=found.job, state="open", opened_ns=at_ns, updated_ns=at_ns, verdict=found)
@@ -82,19 +80,16 @@ def cluster(**changes: Any) -> ClusterFacts:  # Any: as above
 def context(
     about: Verdict | None = None, of: JobFacts | None = None, within: ClusterFacts | None = None, **more: Any
 ) -> Context:  # Any: as above
-    """Return what a decision is made from."""
     return Context(about or verdict(), of or job(), within or cluster(), **more)
 
 
 def pipeline(**changes: int) -> Layout:
-    """Return the layout of a job with 4 stages and 8 replicas."""
     return Layout(**({"tensor": 2, "stages": 4, "replicas": 8, "micro_batches": 32} | changes))
 
 
 def decision(
     action: Action = "replace", nodes: tuple[str, ...] = ("h3",), **changes: Any
 ) -> Decision:  # Any: as above
-    """Return that h3 is gone and what is to be done about it."""
     fields: dict[str, Any] = {
         "id": "d1",
         "job": "train",
@@ -115,7 +110,6 @@ def decision(
 
 
 def execution(**changes: Any) -> Execution:  # Any: as above
-    """Return that h3 was replaced, by policy."""
     fields: dict[str, Any] = {
         "decision": "d1",
         "incident": "i1",
@@ -131,7 +125,6 @@ def execution(**changes: Any) -> Execution:  # Any: as above
 
 
 def isolated(node: str = "h3", *, at_s: float = 0.0, **changes: Any) -> Isolated:  # Any: as above
-    """Return that a node was taken out of service."""
     fields: dict[str, Any] = {
         "node": node,
         "component": f"host:{node}",
@@ -146,7 +139,6 @@ def isolated(node: str = "h3", *, at_s: float = 0.0, **changes: Any) -> Isolated
 
 
 def event(kind: str, message: str = "", **changes: Any) -> Event:  # Any: as above
-    """Return something that a collector told of h3."""
     fields: Mapping[str, Any] = {
         "host": "h3",
         "ts_ns": T0,

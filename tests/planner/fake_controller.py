@@ -22,8 +22,6 @@ class World:
 
 
 class FakeController:
-    """Keeps to the protocol; every change is written at once."""
-
     name = "fake"
     restarts_whole_job = False
     acts = EVERY_ACT
@@ -36,7 +34,6 @@ class FakeController:
         return World(**json.loads(self._file.read_text()))
 
     def save(self, world: World) -> None:
-        """Write the world whole or not at all."""
         fresh = self._file.with_suffix(".new")
         fresh.write_text(json.dumps(asdict(world)))
         fresh.rename(self._file)
@@ -124,7 +121,6 @@ class FakeController:
 
 
 def make_world(file: Path, nodes: Sequence[str], job: str = "train", on: int = 8) -> FakeController:
-    """Return a controller of these nodes, on the first of which a job runs."""
     fake = FakeController(file)
     running = asdict(JobView(job, "running", tuple(nodes[:on])))
     fake.save(World(dict.fromkeys(nodes), {job: running}))

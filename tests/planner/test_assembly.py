@@ -72,9 +72,7 @@ def changed(**changes: object) -> PlannerPolicy:
     return PlannerPolicy.model_validate(policy_of(PlannerSettings()).model_dump() | changes)
 
 
-def test_policy_that_is_stored_counts_from_the_next_round_on_and_for_a_planner_that_starts_anew(
-    control: ControlDatabase, lease: Lease
-) -> None:
+def test_policy_that_is_stored_counts_from_the_next_round_on(control: ControlDatabase, lease: Lease) -> None:
     def decided(name: str, planner: Any, at_s: float) -> str:  # Any: a planner of any reader
         save_incidents(control, [incident(crash(job=name), name=name)], None)
         planner.run_once(lease, seconds(at_s))

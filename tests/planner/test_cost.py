@@ -131,9 +131,7 @@ def test_link_between_switches_is_gone_around_for_nothing() -> None:
         ),
     ],
 )
-def test_new_process_takes_its_state_from_a_replica_or_the_whole_job_starts_again(
-    of: Context, downtime_s: float, says: str
-) -> None:
+def test_new_process_takes_its_state_from_a_replica(of: Context, downtime_s: float, says: str) -> None:
     found = option("restart_process", of)
     assert found.cost.downtime_s == downtime_s
     assert says in found.reason
@@ -153,9 +151,7 @@ def test_new_process_takes_its_state_from_a_replica_or_the_whole_job_starts_agai
         ),
     ],
 )
-def test_fewer_nodes_have_the_speed_that_is_known_and_a_checkpoint_that_they_can_load(
-    known: dict[str, object], says: str, downtime_s: float
-) -> None:
+def test_fewer_nodes_have_the_speed_that_is_known(known: dict[str, object], says: str, downtime_s: float) -> None:
     table = {"throughput": {7: 48.0, 8: 64.0}} if "measured" in known else {}
     found = option("reconfigure", context(crash(), job(**({"resume_smaller": OLDER} | table | known))))
     assert says in found.reason
@@ -165,9 +161,7 @@ def test_fewer_nodes_have_the_speed_that_is_known_and_a_checkpoint_that_they_can
 
 
 @given(st.floats(1.0, 50.0), st.floats(0.0, 1.0), st.floats(60.0, 1e6), st.floats(0.0, 0.1))
-def test_costs_are_never_negative_and_cheapest_comes_first(
-    ratio: float, confidence: float, repair_s: float, rate: float
-) -> None:
+def test_cheapest_comes_first(ratio: float, confidence: float, repair_s: float, rate: float) -> None:
     about = verdict(confidence=confidence, impact=Impact(step_time_ratio=ratio, ranks_waiting=63))
     around = cluster(repair_s=repair_s, failures_per_node_day=rate, can_reroute=True)
     hours = [each.cost.gpu_hours for each in weigh(context(about, job(layout=pipeline()), around))]

@@ -168,9 +168,7 @@ def test_time_comes_when_the_loss_reaches_the_price() -> None:
 
 
 @given(st.floats(0.1, 1000), st.floats(0.1, 1000), st.floats(0.0, 1e5))
-def test_it_never_costs_more_than_twice_what_somebody_who_knew_would_pay(
-    per_hour: float, price: float, lasts_h: float
-) -> None:
+def test_it_never_costs_more_than_twice_the_best(per_hour: float, price: float, lasts_h: float) -> None:
     due_ns = find_break_even(0, 0, per_hour, price)
     assert due_ns is not None
     acts_after_h = due_ns / NS_PER_S / 3600

@@ -297,9 +297,7 @@ def test_checkpoint_from_which_the_job_fails_at_once_is_marked(harness: Harness,
         assert find_unloadable([older, run]) == {}, "it fails from any: no checkpoint is the cause"
 
 
-def test_planner_that_comes_after_converts_again_and_undo_ends_it(
-    harness: Harness, prepare: Prepare, job: Path
-) -> None:
+def test_heir_converts_again_and_undo_ends_it(harness: Harness, prepare: Prepare, job: Path) -> None:
     prepare("sleep 1000")
     first, second = Converter(), Converter()
     for converter, *at_s in ((first, 11, 12), (second, 13, 14)):
@@ -313,9 +311,7 @@ def test_planner_that_comes_after_converts_again_and_undo_ends_it(
     first.forget(wanted(job))
 
 
-def test_conversion_that_fails_is_tried_again_later_and_never_stops_the_job(
-    harness: Harness, prepare: Prepare
-) -> None:
+def test_conversion_that_fails_never_stops_the_job(harness: Harness, prepare: Prepare) -> None:
     run = prepare("echo disk full; exit 1")
     run(11)
     for tries, at_s in enumerate((12, 20, 40, 80, 150, 250), 1):
@@ -330,9 +326,7 @@ def test_conversion_that_fails_is_tried_again_later_and_never_stops_the_job(
     assert harness.acts == ["isolate h3", "release h3"]
 
 
-def test_planner_that_cannot_see_the_checkpoint_stops_nothing(
-    harness: Harness, prepare: Prepare, tmp_path: Path
-) -> None:
+def test_checkpoint_that_is_not_seen_stops_nothing(harness: Harness, prepare: Prepare, tmp_path: Path) -> None:
     run = prepare(of=tmp_path / "nowhere")(11, 12, 13)
     assert run.reason.startswith(f"the planner cannot see {tmp_path}/nowhere/global_step3")
     assert harness.acts == ["isolate h3", "release h3"]

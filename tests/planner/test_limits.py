@@ -56,7 +56,6 @@ def seen(ago_s: float = 0.0, **changes: Any) -> Verdict:  # Any: fields of a ver
 
 
 def behind(ago_s: float) -> dict[str, Any]:  # Any: arguments of `hold`
-    """Return a verdict of the last evaluation, which was so long ago."""
     return {"about": seen(ago_s), "evaluated_ns": NOW_NS - int(ago_s * NS_PER_S)}
 
 
@@ -101,9 +100,7 @@ def test_what_speaks_against_acting_is_said(given: dict[str, Any], expected: str
 @pytest.mark.parametrize(
     ("other", "since_s", "is_held"), [("gpu:h5/0", 3, True), ("gpu:h5/0", 99, False), ("nic:h3/eth0", 3, False)]
 )
-def test_verdicts_that_blame_different_nodes_for_the_same_time_disagree(
-    other: str, since_s: float, is_held: bool
-) -> None:
+def test_verdicts_of_one_time_on_two_nodes_disagree(other: str, since_s: float, is_held: bool) -> None:
     another = incident(verdict(component=other, since_ns=seconds(since_s)), name="i2")
     message = hold(Constraints(others=[incident(crash()), another]))
     assert message == (

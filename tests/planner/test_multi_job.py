@@ -70,9 +70,7 @@ def test_growing_is_priced_against_staying_by_whole_replicas_and_waits_for_a_nea
         (Constraints(), replace(SAVED, obstacle="nobody can convert it"), "nobody can convert it"),
     ],
 )
-def test_what_speaks_against_it_is_said_and_leaves_it_to_a_person(
-    constraints: Constraints, resume: Any, sentence: str
-) -> None:
+def test_what_speaks_against_it_is_said(constraints: Constraints, resume: Any, sentence: str) -> None:
     _, plan = planned(SHRUNK, free=("h8",))
     parts = [Part(plan.jobs[0], SHRUNK, resume, "i1")]
     policy = Policy(modes={"grow": "execute"}, limits=Limits(restarts_per_hour=6))

@@ -24,8 +24,6 @@ from tests.waiting import eventually
 
 @dataclass
 class FakeTester:
-    """Says what it was told to say, one finding a look."""
-
     findings: list[Finding | None] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
 
@@ -242,9 +240,7 @@ def gpu(state: IsolationState = "isolated", **changes: Any) -> Isolated:
         ("rma", "repaired", "testing"),
     ],
 )
-def test_word_moves_a_node_from_one_state_to_another(
-    state: IsolationState, kind: NodeOrderKind, expected: IsolationState
-) -> None:
+def test_word_moves_a_node(state: IsolationState, kind: NodeOrderKind, expected: IsolationState) -> None:
     order = NodeOrder(number=7, decision="d1", node="h3", kind=kind, who="ada", why="so", ts_ns=seconds(1))
     after = follow_order(gpu(state), order, can_test=True, now_ns=seconds(9))
     assert (after.state, after.last_order, after.changed_ns) == (expected, 7, seconds(9))

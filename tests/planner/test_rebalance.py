@@ -206,7 +206,6 @@ def test_grow_that_has_waited_for_a_checkpoint_waits_for_no_other(sites: SiteMak
 
 
 def start_again(site: Site, at_s: float) -> None:
-    """Let train+1 be started again on its nodes, as train+1+5."""
     site.end_job("train+1")
     site.controller.run_job("train+1+5", [node for node in NODES[:8] if node != "h3"])
     save_execution(site.control, restarted("train+1", "train+1+5", at_s), site.lease)

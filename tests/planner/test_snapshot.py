@@ -26,8 +26,6 @@ from tests.planner.world import NODES
 
 
 class FakeCheckpoints:
-    """One checkpoint for everybody."""
-
     def newest(self, job: str, layout: Layout | None, now_ns: int, is_resized: bool = False) -> Resume | None:
         return Resume(f"/ckpt/{job}", "dcp" if not is_resized else f"dcp on {layout}", 60.0, 5.0)
 

@@ -20,7 +20,6 @@ def begun(action: Action = "replace", nodes: tuple[str, ...] = ("h3",)) -> Execu
 
 
 def answer(run: Execution, outcome: Outcome, at_s: float = 1.0) -> Execution:
-    """Return the execution with its next step begun and answered."""
     index = next_step(run)
     assert index is not None
     job = "train+1" if run.steps[index].act == "restart" and outcome != "failed" else None

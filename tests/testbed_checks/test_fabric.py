@@ -62,7 +62,6 @@ time.sleep(600)
 
 @pytest.fixture(scope="module")
 def fabric() -> Iterator[Fabric]:
-    """A fabric that tests only look at and send over."""
     with build_fabric(TOPOLOGY) as built:
         yield built
 

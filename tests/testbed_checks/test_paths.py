@@ -48,7 +48,6 @@ def bench() -> Iterator[PathBench]:
 
 
 def true_path(bench: PathBench, flow: PlannedFlow, sport: int) -> tuple[str, ...]:
-    """Return the links of a flow as the kernels of the switches tell them."""
     return bench.fabric.route_of(flow.src, flow.dst, Flow("tcp", sport, flow.dport))
 
 

@@ -164,7 +164,6 @@ UNKNOWN = Event("node_joins", "h99")
 
 
 def cluster(*held: int, free: int = 1, age_s: float = 60.0) -> Cluster:
-    """Return jobs on so many nodes each, with some nodes free."""
     nodes = tuple(Node(f"h{number}", failures_per_day=0.01) for number in range(sum(held) + free))
     jobs, first = list[Job](), 0
     for count in held:

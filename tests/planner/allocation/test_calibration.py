@@ -22,7 +22,6 @@ S = 1_000_000_000
 
 
 def run(nodes: int, *per_s: float, since_s: int = 0, gpus_each: int = 8) -> Run:
-    """Return an attempt with pieces of one second each."""
     begin_ns = (since_s + np.arange(len(per_s))) * S
     return Run(nodes, nodes * gpus_each, begin_ns, begin_ns + S, np.array(per_s))
 
@@ -90,7 +89,6 @@ def test_table_of_another_unit_is_brought_to_gpus() -> None:
 
 
 def put(store: Store, table: str, *rows: object) -> None:
-    """Store rows under a token of their own."""
     found = TABLE_BY_NAME[table]
     store.insert(found, rows_of(found, list(rows)), token=f"{table}{hash(repr(rows))}")  # type: ignore[arg-type]
 
@@ -102,7 +100,6 @@ def step(number: int, start_s: float, period_s: float, **changes: Any) -> Step: 
 
 
 def put_attempt(store: Store, job: str, attempt: int, nodes: int, period_s: float, since_s: float = 0.0) -> None:
-    """Store an attempt of 20 steps on so many nodes of two GPUs."""
     members = [
         make(Comm, job=job, attempt=attempt, host=f"h{node}", rank=2 * node + gpu, gpu=gpu)
         for node in range(nodes)
@@ -113,9 +110,7 @@ def put_attempt(store: Store, job: str, attempt: int, nodes: int, period_s: floa
     put(store, "steps", *steps)
 
 
-def test_attempts_under_all_names_are_points_of_one_table_without_steps_within_an_incident(
-    embedded_store: Store, control: ControlDatabase
-) -> None:
+def test_attempts_under_all_names_are_one_table(embedded_store: Store, control: ControlDatabase) -> None:
     put_attempt(embedded_store, "train", 0, nodes=4, period_s=0.5)
     put_attempt(embedded_store, "train", 1, nodes=2, period_s=5.0, since_s=200)
     put_attempt(embedded_store, "train+1", 0, nodes=3, period_s=0.75, since_s=100)
@@ -148,9 +143,7 @@ def test_without_steps_the_traffic_that_moves_most_tells_the_pace(embedded_store
     assert {run.nodes: run.per_s.tolist() for run in runs} == {2: [8.0] * 5, 1: [5.0] * 5}
 
 
-def test_table_is_kept_for_a_minute_and_stays_the_same_while_its_figures_are_nearly_so(
-    embedded_store: Store, control: ControlDatabase
-) -> None:
+def test_table_is_kept_while_its_figures_are_nearly_so(embedded_store: Store, control: ControlDatabase) -> None:
     reader = PaceReader(embedded_store, control)
     assert reader.rates_of(["train"], Known(), 2, 4, seconds(50)).by_nodes == {}
     put_attempt(embedded_store, "train", 0, nodes=4, period_s=0.5)

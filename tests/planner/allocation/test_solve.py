@@ -14,8 +14,6 @@ from planner.allocation.solve import solve
 
 @dataclass(frozen=True)
 class Table:
-    """Choices written down."""
-
     counts: np.ndarray
     gains: np.ndarray
 
@@ -31,7 +29,6 @@ def menus(most: int = 7) -> st.SearchStrategy[list[dict[int, float]]]:
 
 
 def best_by_force(choices: list[dict[int, float]], capacity: int) -> float | None:
-    """Return the highest sum of gains of any combination that fits."""
     sums = [
         sum(menu[count] for menu, count in zip(choices, counts, strict=True))
         for counts in product(*choices)

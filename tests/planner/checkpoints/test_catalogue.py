@@ -230,7 +230,6 @@ def test_safetensors_beside_are_read_back_too(tmp_path: Path) -> None:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of files in the order in which they are opened."""
     names: list[str] = []
     usual = Path.open
 

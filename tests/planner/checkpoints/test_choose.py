@@ -129,9 +129,7 @@ def test_job_without_a_folder_of_its_name_has_no_checkpoint(tmp_path: Path) -> N
     assert folders.newest("../outside", None, NOW_NS) is None
 
 
-def test_newest_complete_checkpoint_is_found_again_after_some_seconds_with_its_age_and_load_time(
-    tmp_path: Path,
-) -> None:
+def test_newest_complete_checkpoint_is_found_with_its_age_and_load_time(tmp_path: Path) -> None:
     saved = copy_real("dcp", tmp_path / "train")
     folders = CheckpointFolders(f"{tmp_path}/{{job}}", read_mb_per_s=100.0)
     found = folders.newest("train", Layout(replicas=3), NOW_NS)
@@ -162,9 +160,7 @@ def test_checkpoint_that_failed_to_load_is_passed_over_until_it_is_saved_anew(tm
     assert again.path == str(newest)
 
 
-def test_zero_is_converted_where_the_layout_changes_or_else_a_person_is_told_or_an_older_one_taken(
-    tmp_path: Path,
-) -> None:
+def test_zero_is_converted_where_the_layout_changes_or_a_person_is_told(tmp_path: Path) -> None:
     saved = copy_real("zero_1/global_step3", tmp_path / "train" / "global_step3")
     folders = CheckpointFolders(f"{tmp_path}/{{job}}", read_mb_per_s=100.0)
     same = folders.newest("train", None, NOW_NS)

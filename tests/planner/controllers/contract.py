@@ -23,7 +23,6 @@ class Rig:
 
 
 def check_contract(rig: Rig) -> None:
-    """Run every check that applies."""
     for check in _CHECKS:
         rig.reset()
         check(rig)

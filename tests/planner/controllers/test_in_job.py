@@ -43,7 +43,6 @@ def controller(tmp_path: Path, beside: Controller, **options: object) -> InJobCo
 
 
 def replicas(tmp_path: Path) -> list[Meeting]:
-    """A job of three replicas in its first generation."""
     path = tmp_path / "jobs" / "train"
     return begun(
         [Meeting(TrainingOptions(path, "train", n, 3, 6, node, silence_s=99.0)) for n, node in enumerate(NODES)]
@@ -64,7 +63,6 @@ def workers(tmp_path: Path) -> list[Meeting]:
 
 
 def begun(made: list[Meeting]) -> list[Meeting]:
-    """Let a job begin."""
     for _ in range(2):
         for each in made:
             each.announce()
@@ -155,9 +153,7 @@ def test_a_node_that_is_given_back_may_join_again(tmp_path: Path, beside: FakeCo
     assert "h1" in [member.node for member in job[0].now.members]
 
 
-def test_a_job_that_has_announced_nothing_or_says_nothing_is_not_pressed(
-    tmp_path: Path, beside: FakeController
-) -> None:
+def test_a_job_that_says_nothing_is_not_pressed(tmp_path: Path, beside: FakeController) -> None:
     ours = controller(tmp_path, beside, timeout_s=0.05)
     assert ours.shrink(WITHOUT_H1).outcome == "refused"
     job = replicas(tmp_path)
@@ -202,9 +198,7 @@ def test_a_dry_run_says_what_would_be_ordered(tmp_path: Path, beside: FakeContro
     assert not list(JobFolder(tmp_path / "jobs" / "train").orders())
 
 
-def test_names_that_lead_elsewhere_are_refused_and_a_folder_that_fails_is_the_controller_down(
-    tmp_path: Path, beside: FakeController
-) -> None:
+def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, beside: FakeController) -> None:
     ours = controller(tmp_path, beside)
     with pytest.raises(BadInput, match="no name of a job"):
         ours.job("../secrets")
@@ -267,8 +261,6 @@ def test_a_dead_host_is_decided_on_ordered_out_and_what_that_brought_is_measured
         (Effect(generation=2, step=7, standstill_s=1.5), 61.0, "train goes on with step 7: 1.5 s without progress"),
     ],
 )
-def test_the_speed_is_waited_for_a_while_and_progress_for_longer(
-    measured: Effect | None, waited_s: float, says: str | None
-) -> None:
+def test_progress_is_waited_for_longer(measured: Effect | None, waited_s: float, says: str | None) -> None:
     report = check_effect("train", measured, waited_s)
     assert (report.what if report else None) == says

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -14,9 +14,7 @@ from planner.controllers.slurm import SlurmController
 from planner.controllers.slurm_commands import SlurmOptions
 from tests.planner.controllers.fake_slurm import NODES, RUNNING, SCRIPT, FakeSlurm
 
-DRAINED_AGAIN = (
-    NODES[2].replace("State=ALLOCATED", "State=ALLOCATED+DRAIN").rstrip() + " Reason=lockstep d-18: slow\n"
-)
+DRAINED_AGAIN = f"{NODES[2].replace('ALLOCATED', 'ALLOCATED+DRAIN').strip()} Reason=lockstep d-18: slow"
 DOWN = "slurm_load_node error: Unable to contact slurm controller (connect failure)\n"
 TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n"
 SURELY_LOST_S = 20  # twice Slurm's MessageTimeout
@@ -34,10 +32,8 @@ ACTS: tuple[Callable[[SlurmController], object], ...] = (
 )
 
 
-def control(
-    slurm: FakeSlurm, dry_run: bool = False, timeout_s: float = 60.0, clock: ManualClock | None = None
-) -> SlurmController:
-    return SlurmController(slurm.options(dry_run, timeout_s), clock)
+def control(slurm: FakeSlurm, dry_run: bool = False, clock: ManualClock | None = None) -> SlurmController:
+    return SlurmController(slurm.options(dry_run), clock)
 
 
 def lose_answer(slurm: FakeSlurm) -> ManualClock:
@@ -65,20 +61,24 @@ def test_isolating_drains_and_a_drain_that_did_not_take_or_is_not_allowed_is_a_f
     slurm.say("scontrol-update")
     report = control(slurm).isolate("n3", "d-18", "slow")
     assert (report.outcome, report.what) == ("failed", "n3 was to be drained and is ALLOCATED")
-    slurm.say("scontrol-update", do=f"echo '{DRAINED_AGAIN.strip()}' > scontrol-show-node.out")
+    slurm.say("scontrol-update", do=f"echo '{DRAINED_AGAIN}' > scontrol-show-node.out")
     report = control(slurm).isolate("n3", "d-18", "slow\n NIC")
     assert (report.outcome, report.what) == ("done", 'n3 is drained with the reason "lockstep d-18: slow NIC"')
     assert slurm.changes()[2:] == ["scontrol update NodeName=n3 State=DRAIN Reason=lockstep d-18: slow NIC"]
 
 
-def test_a_node_that_a_person_or_another_mark_drained_is_left_alone(slurm: FakeSlurm) -> None:
-    report = control(slurm).isolate("n2", "d-18", "slow")
-    assert report.outcome == "refused"
-    assert 'drained by root since 2026-11-16T03:32:24 with the reason "fan [left] broken, Ticket=4711"' in report.what
-    assert control(slurm).release("n2", "d-18").outcome == "refused"
+def test_a_node_that_a_person_or_another_mark_drained_or_nobody_knows_is_left_alone(slurm: FakeSlurm) -> None:
+    drained = 'drained by root since 2026-11-16T03:32:24 with the reason "fan [left] broken, Ticket=4711"'
+    assert drained in control(slurm).isolate("n2", "d-18", "slow").what
     assert control(slurm).isolate("n1", "d-17", "slow").outcome == "already"
-    assert control(slurm).isolate("n1", "d-18", "slow").outcome == "refused"
     assert "was not drained under d-18" in control(slurm).release("n1", "d-18").what
+    for node in ("n1", "n2", "n9", "ALL"):  # scontrol knows the last as all nodes
+        assert control(slurm).isolate(node, "d-18", "slow").outcome == "refused"
+        assert control(slurm).release(node, "d-18").outcome == "refused"
+    slurm.say("scontrol-show-node", "Node n9 not found\n", code=1)
+    assert control(slurm).isolate("n9", "m", "x").what == "Slurm knows no node n9"
+    with pytest.raises(BadInput, match="is no name of a node"):
+        control(slurm).isolate("n[1-4]", "m", "x")
     assert slurm.changes() == []
 
 
@@ -90,19 +90,6 @@ def test_a_release_undrains_and_never_brings_up_what_is_down(slurm: FakeSlurm) -
     assert slurm.changes() == ["scontrol update NodeName=n1 State=UNDRAIN"]
 
 
-def test_an_unknown_node_is_refused_even_where_scontrol_knows_it_as_all_and_a_list_makes_no_sense(
-    slurm: FakeSlurm,
-) -> None:
-    for node in ("n9", "ALL"):
-        assert control(slurm).isolate(node, "m", "x").what == f"Slurm knows no node {node}"
-        assert control(slurm).release(node, "m").outcome == "refused"
-    slurm.say("scontrol-show-node", "Node n9 not found\n", code=1)
-    assert control(slurm).isolate("n9", "m", "x").what == "Slurm knows no node n9"
-    assert slurm.changes() == []
-    with pytest.raises(BadInput, match="is no name of a node"):
-        control(slurm).isolate("n[1-4]", "m", "x")
-
-
 def test_a_controller_that_is_down_or_hangs_is_raised(slurm: FakeSlurm) -> None:
     for key in ("scontrol-show-node", "scontrol-show-job", "squeue"):
         slurm.say(key, err=DOWN, code=1)
@@ -111,20 +98,16 @@ def test_a_controller_that_is_down_or_hangs_is_raised(slurm: FakeSlurm) -> None:
             act(control(slurm))
     slurm.say("scontrol-show-node", do="sleep 600")
     with pytest.raises(ControllerDown, match=r"scontrol show node did not end within 0\.1 s and was killed"):
-        control(slurm, timeout_s=0.1).isolate("n1", "m", "x")
+        SlurmController(slurm.options(timeout_s=0.1)).isolate("n1", "m", "x")
 
 
-def test_a_job_is_cancelled_and_submitted_once_without_the_node_and_sees_nothing_of_our_environment(
-    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PGPASSWORD", "hunter2")
+def test_a_job_is_cancelled_and_submitted_once_without_the_node(slurm: FakeSlurm) -> None:
     report = control(slurm).restart(ORDER)
     assert (report.outcome, report.job) == ("done", "17")
     assert report.what == "job 2 is cancelled and submitted again as job 17, to run without n1,n2"
     assert [call.split()[0] for call in slurm.changes()] == ["scancel", "sbatch"]
     assert (slurm.home / "script").read_text() == SCRIPT
     assert "LOCKSTEP_RESUME_FROM=/ckpt/7" in (slurm.home / "environment").read_text()
-    assert "hunter2" not in (slurm.home / "environment").read_text()
     slurm.say("squeue")
     report = control(slurm).restart(ORDER)
     assert (report.outcome, report.job) == ("already", "17")
@@ -177,23 +160,14 @@ def test_a_job_that_could_never_start_again_is_not_cancelled(slurm: FakeSlurm) -
     assert slurm.changes() == []
 
 
-def test_a_job_that_is_cancelled_already_is_not_called_left_alone(slurm: FakeSlurm) -> None:
-    clock = lose_answer(slurm)
-    slurm.say("sbatch-test", err=NOT_AVAILABLE, code=1)
-    slurm.say("sbatch", "17\n")
-    clock.advance(SURELY_LOST_S)
-    assert control(slurm, clock=clock).restart(ORDER).outcome == "done"
-
-
 def test_neither_a_limit_of_the_moment_nor_a_forgotten_node_keeps_a_job_from_starting_again(slurm: FakeSlurm) -> None:
     slurm.say("sbatch-test", err="allocation failure: Job violates accounting/QOS policy\n", code=1)
     assert control(slurm).restart(replace(ORDER, exclude=("n2", "scrapped"))).outcome == "done"
     assert "--exclude=n1,n2 " in slurm.calls("sbatch")[0]
 
 
-ENDING = (
-    "sed -i -e s/JobState=RUNNING/JobState=COMPLETING/ -e 's/ NodeList=[^ ]*/ NodeList=n3/' scontrol-show-job.out"
-)
+COMPLETING = "-e s/JobState=RUNNING/JobState=COMPLETING/"
+ENDING = f"sed -i {COMPLETING} -e 's/ NodeList=[^ ]*/ NodeList=n3/' scontrol-show-job.out"
 
 
 def test_two_attempts_never_run_at_once(slurm: FakeSlurm) -> None:
@@ -226,6 +200,7 @@ def test_a_dead_node_that_is_taken_out_keeps_nobody_waiting(slurm: FakeSlurm) ->
 
 def test_a_submission_whose_answer_is_lost_is_looked_for_before_it_is_made_again(slurm: FakeSlurm) -> None:
     clock, note = lose_answer(slurm), slurm.home / "spool" / "d-18.json"
+    slurm.say("sbatch-test", err=NOT_AVAILABLE, code=1)  # it is cancelled already: nobody calls it left alone
     clock.advance(SURELY_LOST_S - 1)
     before = note.read_text()
     assert control(slurm, dry_run=True, clock=clock).restart(ORDER).outcome == "failed"
@@ -257,13 +232,8 @@ def test_a_planner_that_looks_too_late_asks_a_person(slurm: FakeSlurm) -> None:
     assert len(slurm.calls("sbatch")) == 1
 
 
-WAYS: tuple[Literal["submit", "requeue"], ...] = ("submit", "requeue")
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_job_that_is_over_gone_or_claims_an_owner_is_left_alone(
-    slurm: FakeSlurm, way: Literal["submit", "requeue"]
-) -> None:
+@pytest.mark.parametrize("way", ["submit", "requeue"])
+def test_a_job_that_is_over_gone_or_claims_an_owner_is_left_alone(slurm: FakeSlurm, way: Any) -> None:
     controller = SlurmController(replace(slurm.options(), way=way))
     for state in ("COMPLETED", "CANCELLED"):
         slurm.say("scontrol-show-job", RUNNING.replace("JobState=RUNNING", f"JobState={state}"))
@@ -277,8 +247,7 @@ def test_a_job_that_is_over_gone_or_claims_an_owner_is_left_alone(
     report = controller.restart(Restart("m", "99"))
     assert report.outcome == "refused"
     assert report.what == "Slurm knows no job 99: it never was, or it ended and is forgotten"
-    assert control(slurm).job("99") is None
-    assert slurm.changes() == []
+    assert (control(slurm).job("99"), slurm.changes()) == (None, [])
 
 
 def test_a_dry_run_says_what_it_would_do(slurm: FakeSlurm) -> None:

@@ -195,7 +195,6 @@ def show_next(slurm: FakeSlurm, job: str = "17", excluded: str = "n1,n2") -> Non
 
 
 def find_excluded(slurm: FakeSlurm) -> list[str]:
-    """Return the lists that requeued jobs were given."""
     return [call.split("ExcNodeList=")[1].split(" ")[0] for call in slurm.calls("scontrol update")]
 
 
@@ -204,7 +203,7 @@ def read_ours(slurm: FakeSlurm, mark: str) -> str:
 
 
 @pytest.mark.parametrize(("still_out", "excluded", "ours"), [((), "n1", ""), (("n2",), "n1,n2", "n2")])
-def test_node_that_is_back_is_open_to_the_next_submission_and_one_that_is_out_ours_again(
+def test_node_that_is_back_is_open_to_the_next_submission(
     slurm: FakeSlurm, still_out: tuple[str, ...], excluded: str, ours: str
 ) -> None:
     assert control(slurm).restart(ORDER).job == "17"

@@ -116,7 +116,6 @@ def make_rig(slurm: LocalSlurm, options: SlurmOptions) -> Rig:
 
 
 def restart_to_the_end(controller: SlurmController, order: Restart, directory: Path) -> str:
-    """Return the number of the new job when it runs."""
     report = controller.restart(order)
     assert report.outcome == "done", report
     new = str(report.job)
@@ -141,9 +140,7 @@ def test_a_job_goes_on_on_a_drained_node_and_starts_again_without_it(
     assert parse_jobs(slurm.call("scontrol", "show", "job", new, "--oneliner"))[0].fields["JobName"] == "train me"
 
 
-def test_a_mark_starts_one_job_whatever_became_of_it(
-    slurm: LocalSlurm, options: SlurmOptions, tmp_path: Path
-) -> None:
+def test_a_mark_starts_one_job(slurm: LocalSlurm, options: SlurmOptions, tmp_path: Path) -> None:
     job = start_training(slurm, tmp_path)
     order = Restart("d-2", job, nnodes=1)
     new = SlurmController(options).restart(order).job
@@ -199,7 +196,7 @@ def test_a_submission_that_arrives_late_is_found_and_not_made_again(
     assert len(slurm.call("squeue", "--noheader", "--states=pending,running").splitlines()) == 1
 
 
-def test_a_job_that_ends_slowly_never_meets_its_next_attempt(
+def test_attempts_never_meet(
     slurm: LocalSlurm, options: SlurmOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends when KillWait is over; who looks once and does not wait sees it before."""
@@ -215,9 +212,7 @@ def test_a_job_that_ends_slowly_never_meets_its_next_attempt(
     assert read_output(tmp_path, new) == ["attempt alone"]
 
 
-def test_a_requeued_job_keeps_its_number_and_leaves_the_node(
-    slurm: LocalSlurm, options: SlurmOptions, tmp_path: Path
-) -> None:
+def test_a_requeued_job_keeps_its_number(slurm: LocalSlurm, options: SlurmOptions, tmp_path: Path) -> None:
     job = start_training(slurm, tmp_path)
     controller = SlurmController(replace(options, way="requeue"))
     order = Restart("d-4", job, exclude=("n1",), nnodes=1, checkpoint="/ckpt/7")
@@ -229,9 +224,7 @@ def test_a_requeued_job_keeps_its_number_and_leaves_the_node(
     assert see(options, job) == JobView(job, "running", ("n2",), restarts=1, mark="d-4")
 
 
-def test_a_job_that_could_never_start_again_is_left_alone(
-    slurm: LocalSlurm, options: SlurmOptions, tmp_path: Path
-) -> None:
+def test_a_job_that_could_not_start_is_left_alone(slurm: LocalSlurm, options: SlurmOptions, tmp_path: Path) -> None:
     job = start_training(slurm, tmp_path)
     report = SlurmController(options).restart(Restart("d-5", job, exclude=("n1",), nnodes=4))
     assert report.outcome == "refused"
@@ -261,9 +254,7 @@ def test_root_starts_a_users_job_as_that_user(slurm: LocalSlurm, options: SlurmO
     slurm.call("scancel", new)
 
 
-def test_a_controller_that_is_away_is_said_in_time_and_its_state_is_found_again(
-    slurm: LocalSlurm, options: SlurmOptions
-) -> None:
+def test_a_controller_that_is_away_is_said_in_time(slurm: LocalSlurm, options: SlurmOptions) -> None:
     controller = SlurmController(options)
     assert controller.isolate("n1", "d-7", "slow").outcome == "done"
     slurm.stop("slurmctld")

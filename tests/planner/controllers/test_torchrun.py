@@ -77,9 +77,7 @@ def test_the_contract_is_kept(options: TorchrunOptions) -> None:
     )
 
 
-def test_isolating_ends_one_agent_and_no_other_process_also_after_a_planner_died_before_it(
-    options: TorchrunOptions,
-) -> None:
+def test_isolating_ends_one_agent_and_no_other_process(options: TorchrunOptions) -> None:
     before = start_all(options)
     pid_file = Path(options.reach.pid_file.format(node="n3", job="llm-7"))
     agent = pid_file.read_text()
@@ -126,9 +124,7 @@ def test_a_dead_host_is_left_behind(options: TorchrunOptions) -> None:
     assert (view.state, view.nodes) == ("running", ("n1", "n3"))
 
 
-def test_a_node_that_the_rest_needs_is_not_taken_nor_that_of_the_rendezvous_unless_it_can_move(
-    options: TorchrunOptions, tmp_path: Path
-) -> None:
+def test_a_node_that_the_rest_needs_is_not_taken(options: TorchrunOptions, tmp_path: Path) -> None:
     controller = TorchrunController(replace(options, min_nodes=3, rendezvous_node="n1"))
     assert controller.isolate("n1", "d-1", "slow").what == (
         "this needs a person: n1 hosts the rendezvous of job llm-7, and the launch command names it for good; "
@@ -155,7 +151,7 @@ def test_a_node_that_the_rest_needs_is_not_taken_nor_that_of_the_rendezvous_unle
     assert sorted((tmp_path / "met").read_text().splitlines()) == ["n1 at n2", "n2 at n2", "n3 at n2"]
 
 
-def test_a_restart_stops_nothing_without_enough_nodes_and_what_it_leaves_out_does_not_join_it_when_released(
+def test_a_restart_stops_nothing_without_enough_nodes_and_leaves_out_what_it_was_told(
     options: TorchrunOptions,
 ) -> None:
     before = start_all(options)
@@ -208,9 +204,7 @@ def test_a_job_without_agents_has_ended_and_what_is_not_this_job_is_refused(opti
     assert controller.reattempt("llm-8", "m").outcome == "refused"
 
 
-def test_a_dry_run_says_what_it_would_do_and_a_reattempt_kills_one_worker_once_while_restarts_are_left(
-    options: TorchrunOptions,
-) -> None:
+def test_a_dry_run_changes_nothing_and_a_reattempt_kills_one_worker_once(options: TorchrunOptions) -> None:
     before = start_all(options)
     dry = TorchrunController(replace(options, dry_run=True))
     assert dry.isolate("n2", "m", "slow").what == "would stop the agent of n2"

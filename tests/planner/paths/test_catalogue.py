@@ -39,7 +39,6 @@ def changed(link: str, **fields: Any) -> Topology:
 
 
 def doubled() -> Topology:
-    """Return the fabric with a second cable between leaf0 and spine0."""
     return checked(
         FABRIC.model_copy(update={"links": (*FABRIC.links, Link(id="second", a="leaf0", b="spine0", gbps=400))})
     )

@@ -153,13 +153,11 @@ def test_whatever_was_told_can_be_planned(reported: list[tuple[int, int, float, 
 
 @lru_cache(maxsize=8)
 def tell_beginning(scenario: Scenario, seconds: int) -> tuple[Rows, int]:
-    """Return what the hosts of a scenario tell of its first seconds, and until when that is all."""
     telemetry = SimulatedTelemetry(Simulation(scenario, seed=3), Identity("train", T0))
     return telemetry.advance(T0 + seconds * SECOND), telemetry.watermark_ns
 
 
 def simulate(scenario: Scenario, seconds: int, without: str = "") -> DemandFacts:
-    """Return the facts of the first seconds of a scenario, also without one of the tables."""
     reported, end_ns = tell_beginning(scenario, seconds)
     tables = {
         name: reported[name] if name in reported and name != without else schema_of(TABLE_BY_NAME[name]).empty_table()
@@ -328,9 +326,7 @@ def test_flows_from_the_store_are_those_of_the_same_rows(store: Store) -> None:
     assert found.flows[2].duty == pytest.approx(0.3)
 
 
-def test_only_seconds_of_the_window_count_and_of_jobs_that_send_nothing_nothing_is_read(
-    embedded_store: Store,
-) -> None:
+def test_only_seconds_of_the_window_count(embedded_store: Store) -> None:
     insert(embedded_store, *MEMBERS, wire(0, 1))
     facts = read_demand(embedded_store, FABRIC, T0, END)
     assert (facts.members.num_rows, facts.connections.num_rows, facts.sums.num_rows) == (0, 0, 0)
@@ -340,9 +336,7 @@ def test_only_seconds_of_the_window_count_and_of_jobs_that_send_nothing_nothing_
     assert flow.gbps * flow.duty == pytest.approx(20.0)
 
 
-def test_with_too_many_sends_the_largest_are_kept_and_it_is_said(
-    embedded_store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_too_many_sends_the_largest_are_kept(embedded_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demand, "MOST_SENDS", 1)
     insert(embedded_store, *MEMBERS, *sends(0, 1, gbps=40), *sends(2, 3, gbps=41))
     found = find_demand(read_demand(embedded_store, FABRIC, T0, END))

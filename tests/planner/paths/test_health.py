@@ -33,7 +33,6 @@ def messages(second: float, weight: float, source: str = "port", link: str = LIN
 
 
 def watch(*evidence: Evidence, until_s: float = 0, options: HealthOptions | None = None) -> list[Change]:
-    """Return all changes when a link is looked at once a second."""
     health, changes = LinkHealth(options or HealthOptions()), []
     for second in range(int(max(until_s, *(each.ts_ns / SECOND for each in evidence))) + 1):
         now_ns = second * SECOND

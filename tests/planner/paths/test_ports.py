@@ -20,6 +20,7 @@ from planner.paths.ports import (
     choose_ports,
     count_paths,
     count_ports,
+    explain_ports,
     request_probes,
 )
 from planner.paths.report import all_links

@@ -35,7 +35,6 @@ def port(
 
 
 def planned(mean: float, peak: float | None = None) -> Expected:
-    """Return a plan in which each directed link carries as much."""
     links = np.ones(NETWORK.directed_links)
     return Expected(links * mean, links * (mean if peak is None else peak))
 
@@ -120,9 +119,7 @@ def test_borders_of_pods_are_where_their_paths_meet() -> None:
     st.lists(st.tuples(st.integers(0, 3), st.floats(1, 100), st.floats(0.05, 1)), min_size=1, max_size=20),
     st.integers(0, 99),
 )
-def test_our_own_flows_accuse_nobody_whatever_paths_they_take(
-    sends: list[tuple[int, float, float]], seed: int
-) -> None:
+def test_our_own_flows_accuse_nobody(sends: list[tuple[int, float, float]], seed: int) -> None:
     flows = [
         Flow(id=f"f{n}", src=f"h{src}", dst=f"h{(src + 2) % 4}", gbps=gbps, duty=duty)
         for n, (src, gbps, duty) in enumerate(sends)
@@ -144,9 +141,7 @@ def reading(second: int, tx_bytes: int, **fields: Any) -> FabricCounter:
     return FabricCounter(**{**usual, "ts_ns": T0 + second * SECOND, "tx_bytes": tx_bytes, **fields})
 
 
-def test_rates_are_those_between_readings_of_one_asker_and_who_counts_anew_sends_nothing(
-    embedded_store: Store,
-) -> None:
+def test_rates_are_those_between_readings_of_one_asker(embedded_store: Store) -> None:
     giga = 125_000_000  # bytes of a gigabit
     sent = {0: 5, 2: 25, 4: 27, 18: 69, 20: 77}
     reported = [reading(second, gigas * giga) for second, gigas in sent.items()]
