@@ -52,34 +52,29 @@ def flap(*times_s: int) -> list[Evidence]:
 
 
 @pytest.mark.parametrize(
-    ("evidence", "options", "expected"),
+    ("evidence", "most_hold_s", "expected"),
     [
-        ([messages(3, 0.0)], {}, [(3, 0.0)]),
-        ([messages(1, 0.25)], {}, [(1, 0.25)]),
-        ([messages(1, 0.5, "verdict"), messages(1, 0.0), messages(2, 1.0, "other")], {}, [(1, 0.0)]),  # the worst
-        ([messages(1, 0.95)], {}, []),  # small changes are not worth a plan
-        ([messages(1, 0.5), messages(2, 0.45), messages(3, 0.55)], {}, [(1, 0.5)]),
-        ([messages(1, 0.05), messages(2, 0.0)], {}, [(1, 0.05), (2, 0.0)]),  # but the last bit is
-        ([messages(1, 0.0), messages(5, 1.0)], {}, [(1, 0.0), (5 + HOLD_S, 1.0)]),
-        (  # the hold time begins anew with each bad word
-            [messages(1, 0.0), messages(5, 1.0), messages(12, 0.0), messages(13, 1.0)],
-            {},
-            [(1, 0.0), (13 + HOLD_S, 1.0)],
-        ),
-        (flap(0, 100, 200), {}, [(0, 0.0), (11, 1.0), (100, 0.0), (121, 1.0), (200, 0.0), (241, 1.0)]),  # it doubles
-        (
-            flap(0, 20, 50),
-            {"hold_s": 10, "most_hold_s": 25},
-            [(0, 0.0), (11, 1.0), (20, 0.0), (41, 1.0), (50, 0.0), (76, 1.0)],
-        ),
-        (flap(0, 70), {"hold_s": 10, "most_hold_s": 50}, [(0, 0.0), (11, 1.0), (70, 0.0), (81, 1.0)]),  # forgiven
-        ([messages(0, 0.5), messages(1, 0.95), messages(20, 1.0)], {}, [(0, 0.5), (11, 0.95), (30, 1.0)]),
+        ([messages(3, 0.0)], None, [(3, 0.0)]),
+        ([messages(1, 0.25)], None, [(1, 0.25)]),
+        ([messages(1, 0.5, "verdict"), messages(1, 0.0), messages(2, 1.0, "other")], None, [(1, 0.0)]),  # the worst
+        ([messages(1, 0.95)], None, []),  # small changes are not worth a plan
+        ([messages(1, 0.5), messages(2, 0.45), messages(3, 0.55)], None, [(1, 0.5)]),
+        ([messages(1, 0.05), messages(2, 0.0)], None, [(1, 0.05), (2, 0.0)]),  # but the last bit is
+        ([messages(1, 0.0), messages(5, 1.0)], None, [(1, 0.0), (15, 1.0)]),
+        # The hold time begins anew with each bad word.
+        ([messages(at_s, at_s % 2.0) for at_s in (2, 5, 12, 13)], None, [(2, 0.0), (23, 1.0)]),
+        # It doubles with each relapse, up to the most, and is forgiven after a while.
+        (flap(0, 100, 200), None, [(0, 0.0), (11, 1.0), (100, 0.0), (121, 1.0), (200, 0.0), (241, 1.0)]),
+        (flap(0, 20, 50), 25, [(0, 0.0), (11, 1.0), (20, 0.0), (41, 1.0), (50, 0.0), (76, 1.0)]),
+        (flap(0, 70), 50, [(0, 0.0), (11, 1.0), (70, 0.0), (81, 1.0)]),
+        ([messages(0, 0.5), messages(1, 0.95), messages(20, 1.0)], None, [(0, 0.5), (11, 0.95), (30, 1.0)]),
     ],
 )
 def test_a_link_loses_weight_at_once_and_gets_it_back_after_the_hold_time(
-    evidence: list[Evidence], options: dict[str, float], expected: list[tuple[float, float]]
+    evidence: list[Evidence], most_hold_s: float | None, expected: list[tuple[float, float]]
 ) -> None:
-    assert steps(watch(*evidence, until_s=299, options=HealthOptions(**options))) == expected
+    options = HealthOptions(hold_s=HOLD_S, most_hold_s=most_hold_s) if most_hold_s else HealthOptions()
+    assert steps(watch(*evidence, until_s=299, options=options)) == expected
 
 
 def test_changes_say_why() -> None:

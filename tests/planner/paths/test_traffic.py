@@ -59,24 +59,23 @@ def test_a_full_link_that_the_plan_leaves_half_empty_is_half_a_link_at_once() ->
     assert weights(judged(*some, plan=planned(200.0))) == {LINK: pytest.approx(0.75)}
 
 
+def both(now: float, least: float = NEVER, before: float = NEVER) -> list[dict[str, Any]]:
+    """Return two equal links up from a leaf."""
+    return [port("leaf0", spine, now, least, before) for spine in ("spine0", "spine1")]
+
+
 @pytest.mark.parametrize(
     ("ports", "plan"),
     [
-        ([port("leaf0", "spine0", 400.0), port("leaf0", "spine1", 400.0)], planned(400.0)),
-        ([port("leaf0", "spine0", 390.0), port("leaf0", "spine1", 390.0)], planned(330.0)),
-        *(  # a burst of our own
-            ([port("leaf0", name, 390.0, 0.0, before) for name in ("spine0", "spine1")], planned(40.0, peak=400.0))
-            for before in (NEVER, 380.0)
-        ),
-        (  # our own flows on another path
-            [port("leaf0", "spine0", 400.0, 400.0, 0.0), port("leaf0", "spine1", 0.0, before=400.0)],
-            planned(200.0),
-        ),
+        (both(400.0), planned(400.0)),
+        (both(390.0), planned(330.0)),
+        (both(390.0, 0.0), planned(40.0, peak=400.0)),  # a burst of our own
+        (both(390.0, 0.0, 380.0), planned(40.0, peak=400.0)),
+        # Our own flows on another path.
+        ([port("leaf0", "spine0", 400.0, 400.0, 0.0), port("leaf0", "spine1", 0.0, before=400.0)], planned(200.0)),
         ([port("leaf0", "spine0", 400.0)], planned(200.0)),  # nobody counts the other link
-        (
-            [port("leaf0", "h0/eth0", 400.0, least=400.0), port("leaf7", "spine0", 400.0)],
-            planned(0.0),
-        ),  # no fabric link
+        # No links of the fabric.
+        ([port("leaf0", "h0/eth0", 400.0, least=400.0), port("leaf7", "spine0", 400.0)], planned(0.0)),
     ],
 )
 def test_what_is_ours_or_not_known_accuses_nobody(ports: list[dict[str, Any]], plan: Expected) -> None:
