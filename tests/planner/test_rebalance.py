@@ -128,7 +128,7 @@ def test_giver_that_failed_keeps_the_taker_where_it_is(sites: SiteMaker) -> None
     site.run(100)
     for each in site.plans():
         site.say(each, "approve", 101)
-    site.controller.change(refuses=["restart"])
+    site.controller.change(refuses_restarts=True)
     site.run_all(101, 106)
     runs = {each.job: site.find_run(each) for each in site.plans()}
     assert runs["chat"] is not None

@@ -12,7 +12,7 @@ from lockstep.state.database import ControlDatabase
 from lockstep.state.incidents import save_incidents
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
-from planner.allocation.calibration import Known, PaceReader, Run, find_pace, find_rates, in_gpus, read_runs
+from planner.allocation.calibration import Known, PaceReader, Run, find_rates, in_gpus, read_runs
 from planner.allocation.throughput import Transformer
 from planner.context import Layout
 from tests.builders import make
@@ -45,14 +45,6 @@ def test_hints_win_and_stay_in_their_unit() -> None:
     found = find_rates([run(8, 2.0, 2.0, 2.0)], [], Known({8: 100.0, 7: 90.0}), held=8, gpus=64)
     assert (found.by_nodes, found.is_configured) == ({8: 100.0, 7: 90.0}, True)
     assert found.reason == "set in the settings for 7, 8 nodes"
-
-
-def test_steps_within_an_incident_say_nothing() -> None:
-    slow = run(8, 2.0, 2.0, 0.5, 0.5, 2.0, since_s=10)
-    assert [sample.per_s for sample in find_pace(slow, [(12 * S, 14 * S)])] == [2.0, 2.0, 2.0]
-    only_sick = find_rates([slow], [(0, 100 * S)], Known(), held=8, gpus=64)
-    assert only_sick.by_nodes == {}
-    assert only_sick.reason == "nothing is known of its work by nodes"
 
 
 def test_layout_gives_whole_replicas_and_their_bubble() -> None:

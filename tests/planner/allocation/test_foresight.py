@@ -9,7 +9,6 @@ from lockstep.errors import BadInput
 from planner.allocation.allocate import finish, solve_now
 from planner.allocation.cluster import Cluster, Event, apply, list_events
 from planner.allocation.foresight import foresee
-from planner.allocation.gains import JobState
 from tests.planner.allocation.clusters import clusters, job, nodes, without
 
 CLUSTER = Cluster(nodes(12), (job("a", 0, 5), job("b", 5, 4, weight=2.0)), (job("c", weight=5.0),))
@@ -32,20 +31,6 @@ def test_every_entry_equals_solving_anew(cluster: Cluster) -> None:
         assert seen.solution.counts.sum() <= len(after.usable)
         assert [one.job.id for one in seen.choices] == [one.id for one in after.jobs]
         assert [one.state for one in seen.choices] == [one.state for one in anew.choices]
-
-
-def test_equal_losses_share_an_answer_and_others_have_their_own() -> None:
-    table = foresee(CLUSTER)
-    losses = {table.cases[Event("node_lost", node.name)] for node in CLUSTER.nodes}
-    assert len(losses) == 3  # of a, of b, of nobody
-    assert table.lookup(Event("node_lost", "h0")) is table.lookup(Event("node_lost", "h4"))
-    bad = tuple(replace(node, failures_per_day=5.0) if node.name == "h0" else node for node in CLUSTER.nodes)
-    table = foresee(replace(CLUSTER, nodes=bad))
-    assert table.lookup(Event("node_lost", "h0")).running_s > table.lookup(Event("node_lost", "h1")).running_s
-    broken = Cluster(without(nodes(6), "h0"), (job("a", 0, 6, nodes_per_replica=2),))
-    table = foresee(broken)
-    same, other = (table.lookup(Event("node_lost", name)).choices[0].state for name in ("h1", "h2"))
-    assert (same, other) == (JobState(6, 2, 1, True), JobState(6, 2, 2, True))
 
 
 def test_jobs_that_could_not_go_on_and_events_that_cannot_happen_are_refused() -> None:

@@ -48,15 +48,3 @@ def test_no_combination_beats_the_optimum(choices: list[dict[int, float]], capac
     assert found.value == pytest.approx(best, abs=1e-9)
     assert found.counts.sum() <= capacity
     assert found.value == pytest.approx(sum(menu[int(k)] for menu, k in zip(choices, found.counts, strict=True)))
-
-
-def test_tables_that_favour_all_or_nothing_and_windows_are_solved_the_same_each_time() -> None:
-    convex = table({count: float(count**2) for count in range(11)})
-    assert solve([convex, convex, convex], 25).counts.tolist().count(10) == 2
-    assert solve([convex, convex, convex], 25).value == 225.0
-    found = solve([table({4: 1.0, 5: 2.0}), table({0: 0.0, 9: 100.0})], 12)
-    assert found.counts.tolist() == [5, 0]
-    assert found.value == 2.0
-    offers = [table({0: 0.0, 1: 1.0, 2: 2.0}) for _ in range(5)]
-    first = solve(offers, 6)
-    assert all(np.array_equal(first.counts, solve(offers, 6).counts) for _ in range(3))

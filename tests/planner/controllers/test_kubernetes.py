@@ -60,19 +60,6 @@ def test_isolated_node_is_cordoned_and_tainted_beside_foreign_taints(fake: FakeK
     assert fake.objects[NODES]["gpu-2"]["spec"]["taints"][-1]["effect"] == "NoExecute"
 
 
-def test_cordon_of_a_person_stays(fake: FakeKubernetes, api: Any) -> None:
-    fake.objects[NODES]["gpu-1"]["spec"]["unschedulable"] = True
-    expect(make(api).isolate("gpu-1", "mark-1", "xid 79"), "done")
-    expect(make(api).release("gpu-1", "mark-1"), "done", "cordoned before us")
-    assert fake.objects[NODES]["gpu-1"]["spec"]["unschedulable"] is True
-    assert make(api).nodes()[0].reason == "cordoned, but not by Lockstep"
-    make(api).isolate("gpu-2", "mark-1", "xid 79")
-    spec = fake.objects[NODES]["gpu-2"]["spec"]
-    spec["taints"] = [taint for taint in spec["taints"] if taint["key"] != ISOLATED]  # given back, cordoned later
-    expect(make(api).release("gpu-2", "mark-1"), "refused", "was not isolated by us")
-    assert fake.objects[NODES]["gpu-2"]["spec"]["unschedulable"] is True
-
-
 def test_node_that_is_not_ready_is_not_usable_and_pages_are_read(fake: FakeKubernetes, api: Any) -> None:
     ready = fake.objects[NODES]["gpu-1"]["status"]["conditions"][1]
     ready |= {"status": "Unknown", "message": "Kubelet stopped posting node status."}
