@@ -45,23 +45,14 @@ def decided(
 
 
 def test_dead_host_is_replaced_at_once_with_every_figure_and_every_alternative() -> None:
-    decision = decided(context(crash()))
-    assert (decision.action, decision.mode, decision.severity, decision.target) == (
-        "replace",
-        "execute",
-        1,
-        {"nnodes": 8},
-    )
-    assert decision.resume == {"source": "remote", "checkpoint": "/ckpt/train/400", "format": "dcp"}
-    assert decision.reason.startswith("host:h3: the job starts again with h8 instead of h3")
-    assert (decision.job, decision.incident, decision.verdicts) == ("train", "i1", ("v1",))
-    assert (decision.generation, decision.checkpoint_age_s) == (3, 600.0)
-    assert {"none", "reroute", "reattempt", "restart_process", "recycle", "drop_replica", "reconfigure"} == {
-        option.action for option in decision.alternatives
-    }
-    for cost in (decision.cost, cost_of_nothing(decision)):
+    made = decided(context(crash()))
+    assert (made.action, made.mode, made.severity, made.target) == ("replace", "execute", 1, {"nnodes": 8})
+    assert made.resume == {"source": "remote", "checkpoint": "/ckpt/train/400", "format": "dcp"}
+    assert (made.generation, made.checkpoint_age_s, made.verdicts) == (3, 600.0, ("v1",))
+    others = {"none", "reroute", "reattempt", "restart_process", "recycle", "drop_replica", "reconfigure"}
+    assert {option.action for option in made.alternatives} == others
+    for cost in (made.cost, cost_of_nothing(made)):
         assert None not in (cost.downtime_s, cost.throughput_after, cost.gpu_hours, cost.risk)
-    assert decided(context(crash()), mode="observe").mode == "observe"
 
 
 def test_layout_shrinks_by_whole_replicas_and_the_others_get_exactly_as_much_more() -> None:
@@ -165,15 +156,6 @@ def test_time_comes_when_the_loss_reaches_the_price() -> None:
     assert find_break_even(10.0, due_ns, 4.0, 10.0) == due_ns
     assert find_break_even(0, 0, lost_per_hour=4.0, price_gpu_hours=0.0) == 0
     assert find_break_even(0, 10**18, lost_per_hour=0.0, price_gpu_hours=1.0) is None
-
-
-@given(st.floats(0.1, 1000), st.floats(0.1, 1000), st.floats(0.0, 1e5))
-def test_it_never_costs_more_than_twice_the_best(per_hour: float, price: float, lasts_h: float) -> None:
-    due_ns = find_break_even(0, 0, per_hour, price)
-    assert due_ns is not None
-    acts_after_h = due_ns / NS_PER_S / 3600
-    paid = per_hour * lasts_h if lasts_h < acts_after_h else per_hour * acts_after_h + price
-    assert paid <= 2 * min(per_hour * lasts_h, price) * (1 + 1e-9)
 
 
 SEEN = find_failure_rate(30, 1000.0)  # one node of eight fails every four days

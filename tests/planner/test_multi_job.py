@@ -192,16 +192,13 @@ def test_lost_node_is_replaced_by_an_idle_one_that_is_known_to_be_free() -> None
     assert shared(job(throughput=TENS), other(nodes=("h7", "h8"))) is None, "h7 is held twice"
 
 
-def test_job_that_is_worth_more_gets_nodes_of_one_that_is_worth_less_unless_that_is_pinned() -> None:
-    light = other(weight=0.1, min_nodes=1)
-    found = shared(job(throughput=TENS), light)
-    assert found is not None
-    assert {shift.job: shift.nodes_after for shift in found.shifts} == {"train": 8, "chat": 1}
-    assert found.reason
-    for pinned in (other(throughput={}, weight=0.1), other(resume=None, weight=0.1)):
-        found = shared(job(throughput=TENS), pinned)
+def test_job_that_is_pinned_gives_no_node_to_one_that_is_worth_more() -> None:
+    both, only = {"train", "chat"}, {"train"}
+    for light, changed in ((other(), both), (other(throughput={}), only), (other(resume=None), only)):
+        found = shared(job(throughput=TENS), replace(light, weight=0.1, min_nodes=1))
         assert found is not None
-        assert [shift.job for shift in found.shifts] == ["train"]
+        assert found.reason
+        assert {shift.job for shift in found.shifts} == changed
     (train,) = build_cluster([job(throughput=TENS)], cluster(), Durations(), pinned=["train"]).jobs
     assert train.throughput.counts == (8,)
 

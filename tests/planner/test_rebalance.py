@@ -49,19 +49,6 @@ def test_grow_that_the_policy_lets_is_carried_out_once_its_job_has_settled(sites
     assert [site.run(at) for at in (260, 320, 380)] == [0, 0, 0], "it has what it had"
 
 
-@pytest.mark.parametrize("is_back", [False, True])
-def test_nodes_of_a_job_that_ended_go_to_the_one_that_was_shrunk_up_to_what_it_had(site: Site, is_back: bool) -> None:
-    site.controller.run_job("chat", ["h8", "h9"])
-    site.run(100)
-    site.end_job("chat")
-    if is_back:
-        site.bring_back()
-    site.run(111)
-    (grow,) = site.plans()
-    assert (grow.job, grow.target) == ("train+1", {"nnodes": 8})
-    assert grow.trigger == ("node h3 joined, job chat ended" if is_back else "job chat ended")
-
-
 def test_plan_is_renewed_under_its_id_while_it_is_the_same_and_expires_when_nobody_would_make_it(site: Site) -> None:
     first = site.grow()
     site.run(111 + 601)
@@ -88,18 +75,6 @@ def test_job_is_left_alone_where_it_has(sites: SiteMaker, reason: str) -> None:
     for at_s in (111, 122):
         site.run(at_s)
     assert site.plans() == []
-
-
-def test_plan_waits_until_the_controller_answers_again_and_until_no_node_has_two_jobs(site: Site) -> None:
-    site.run(100)
-    site.bring_back()
-    site.reader.trouble = "it is down"
-    assert site.run(111) == 0
-    site.controller.run_job("chat", ["h0"])
-    site.reader.trouble = None
-    assert site.run(122) == 0
-    site.end_job("chat")
-    assert site.run(133) == 1, "by now it is clear whose it is"
 
 
 def test_job_that_is_worth_less_gives_before_the_other_takes_and_both_need_a_person(sites: SiteMaker) -> None:

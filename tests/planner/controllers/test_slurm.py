@@ -101,13 +101,18 @@ def test_a_controller_that_is_down_or_hangs_is_raised(slurm: FakeSlurm) -> None:
         SlurmController(slurm.options(timeout_s=0.1)).isolate("n1", "m", "x")
 
 
-def test_a_job_is_cancelled_and_submitted_once_without_the_node(slurm: FakeSlurm) -> None:
+def test_a_job_is_cancelled_and_submitted_once_without_the_node_and_without_our_secrets(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGPASSWORD", "hunter2")
     report = control(slurm).restart(ORDER)
     assert (report.outcome, report.job) == ("done", "17")
     assert report.what == "job 2 is cancelled and submitted again as job 17, to run without n1,n2"
     assert [call.split()[0] for call in slurm.changes()] == ["scancel", "sbatch"]
     assert (slurm.home / "script").read_text() == SCRIPT
-    assert "LOCKSTEP_RESUME_FROM=/ckpt/7" in (slurm.home / "environment").read_text()
+    environment = (slurm.home / "environment").read_text()
+    assert "LOCKSTEP_RESUME_FROM=/ckpt/7" in environment
+    assert "hunter2" not in environment
     slurm.say("squeue")
     report = control(slurm).restart(ORDER)
     assert (report.outcome, report.job) == ("already", "17")

@@ -84,18 +84,6 @@ def test_changes_say_why() -> None:
     assert changes[-1].reason == "better for 40 s, after 2 relapses: port says 1 at 201"
 
 
-def test_a_link_that_is_well_again_or_that_nobody_complains_of_is_not_remembered() -> None:
-    health, changes = LinkHealth().observe([messages(1, 1.0)], SECOND)
-    assert (dict(health.links), changes) == ({}, [])
-    for evidence, at_s, expected in (
-        ([messages(1, 0.0)], 1, {LINK: 0.0}),
-        ([messages(2, 1.0)], 2, {LINK: 0.0}),
-        ([], 2 + HOLD_S, {}),
-    ):
-        health, _ = health.observe(evidence, at_s * SECOND)
-        assert health.weights == expected
-
-
 def test_relapses_are_forgiven_also_when_nobody_looked_and_a_share_that_is_no_number_is_refused() -> None:
     health = LinkHealth(HealthOptions(hold_s=10, most_hold_s=50))
     for evidence, now_s in (([messages(0, 0.0)], 0), ([messages(1, 1.0)], 1), ([], 11), (flap(70), 71), ([], 81)):
