@@ -1,15 +1,20 @@
 """Healthy jobs are left alone where failures are frequent, and moved where they are rare; the plan is never worse."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from lockstep.clock import NS_PER_S
 from lockstep.errors import BadInput
-from planner.allocation.allocate import Placement, WarmAnswers, place_jobs, plan_allocation
-from planner.allocation.cluster import Cluster, Event, Job, Node, Recovery, apply, check_cluster
+from planner.allocation.allocate import Placement, WarmAnswers, finish, place_jobs, plan_allocation, solve_now
+from planner.allocation.cluster import Cluster, Event, Job, Node, Recovery, apply, check_cluster, list_events
+from planner.allocation.foresight import foresee
 from planner.allocation.gains import Change
+from planner.allocation.solve import solve
 from planner.allocation.throughput import tabulate
 from tests.planner.allocation.clusters import clusters, job, linear, nodes, without
 
@@ -231,3 +236,74 @@ def test_too_few_nodes_are_said() -> None:
     warm.keep(before, 0)
     with pytest.raises(BadInput, match="more than the 3 nodes"):
         warm.answer(before, event, apply(before, event), 0)
+
+
+CLUSTER = Cluster(nodes(12), (job("a", 0, 5), job("b", 5, 4, weight=2.0)), (job("c", weight=5.0),))
+
+
+@given(clusters())
+def test_every_entry_equals_solving_anew(cluster: Cluster) -> None:
+    table = foresee(cluster)
+    for event in list_events(cluster):
+        seen, after = table.lookup(event), apply(cluster, event)
+        try:
+            anew = solve_now(after)
+        except BadInput:
+            assert seen.solution is None
+            continue
+        assert seen.solution is not None
+        assert anew.solution is not None
+        assert seen.running_s == anew.running_s
+        assert seen.solution.value == pytest.approx(anew.solution.value, rel=1e-9, abs=1e-6)
+        assert seen.solution.counts.sum() <= len(after.usable)
+        assert [one.job.id for one in seen.choices] == [one.id for one in after.jobs]
+        assert [one.state for one in seen.choices] == [one.state for one in anew.choices]
+
+
+def test_jobs_that_could_not_go_on_and_events_that_cannot_happen_are_refused() -> None:
+    tight = Cluster(nodes(6), (job("a", 0, 6, least=6, may_stop=False),))
+    seen = foresee(tight).lookup(Event("node_lost", "h2"))
+    assert seen.solution is None
+    with pytest.raises(BadInput, match="more than the 5 nodes that can be used"):
+        finish(apply(tight, Event("node_lost", "h2")), seen)
+    table = foresee(replace(CLUSTER, nodes=without(CLUSTER.nodes, "h11")))
+    with pytest.raises(BadInput, match="node_lost:h11 cannot be the next event"):
+        table.lookup(Event("node_lost", "h11"))
+
+
+@dataclass(frozen=True)
+class Table:
+    counts: np.ndarray
+    gains: np.ndarray
+
+
+def table(choices: dict[int, float]) -> Table:
+    counts = sorted(choices)
+    return Table(np.array(counts), np.array([choices[count] for count in counts], float))
+
+
+def menus(most: int = 7) -> st.SearchStrategy[list[dict[int, float]]]:
+    gain = st.floats(-100, 100) | st.integers(-3, 3).map(float)
+    return st.lists(st.dictionaries(st.integers(0, most), gain, min_size=1, max_size=most), max_size=4)
+
+
+def best_by_force(choices: list[dict[int, float]], capacity: int) -> float | None:
+    sums = [
+        sum(menu[count] for menu, count in zip(choices, counts, strict=True))
+        for counts in product(*choices)
+        if sum(counts) <= capacity
+    ]
+    return max(sums, default=None)
+
+
+@given(menus(), st.integers(0, 20), st.booleans())
+def test_no_combination_beats_the_optimum(choices: list[dict[int, float]], capacity: int, prune: bool) -> None:
+    best = best_by_force(choices, capacity)
+    if best is None:
+        with pytest.raises(BadInput, match=f"and {capacity} can be used"):
+            solve([table(menu) for menu in choices], capacity, prune)
+        return
+    found = solve([table(menu) for menu in choices], capacity, prune)
+    assert found.value == pytest.approx(best, abs=1e-9)
+    assert found.counts.sum() <= capacity
+    assert found.value == pytest.approx(sum(menu[int(k)] for menu, k in zip(choices, found.counts, strict=True)))
