@@ -198,23 +198,18 @@ def test_node_that_cannot_be_tested_stops_no_other(out: Out) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "expected"),
+    ("script", "is_healthy", "message"),
     [
-        ("echo $0 is well", Finding(True, "the test passed: h3 is well")),
-        ("echo GPU 3 fails; exit 5", Finding(False, "the test failed with 5: GPU 3 fails")),
-        ("true", Finding(True, "the test passed: no output")),
+        ("echo $0 is well", True, "the test passed: h3 is well"),
+        ("echo GPU 3 fails; exit 5", False, "the test failed with 5: GPU 3 fails"),
+        ("true", True, "the test passed: no output"),
     ],
 )
-def test_command_says_whether_a_node_is_healthy(script: str, expected: Finding) -> None:
+def test_command_says_whether_a_node_is_healthy(script: str, is_healthy: bool, message: str) -> None:
     tester = CommandTester(["sh", "-c", script, "{node}"], timeout_s=60)
     found: list[Finding | None] = []
-
-    def is_over() -> bool:
-        found.append(tester.poll("h3", seconds(0)))
-        return found[-1] is not None
-
-    eventually(is_over)
-    assert found[-1] == expected
+    eventually(lambda: bool(found.append(tester.poll("h3", seconds(0))) or found[-1]))
+    assert found[-1] == Finding(is_healthy, message)
 
 
 def test_command_that_does_not_end_has_failed_and_is_gone_and_one_without_the_node_is_refused() -> None:
@@ -230,21 +225,19 @@ def gpu(state: IsolationState = "isolated", **changes: Any) -> Isolated:
     return isolated(component="gpu:h3/0", state=state, tests=2, until_ns=seconds(600), **changes)
 
 
-@pytest.mark.parametrize(
-    ("state", "kind", "expected"),
-    [
+def test_word_moves_a_node() -> None:
+    moves: list[tuple[IsolationState, NodeOrderKind, IsolationState]] = [
         ("repair", "test", "testing"),
         ("rma", "test", "rma"),
         ("rma", "return", "returning"),
         ("testing", "rma", "rma"),
         ("rma", "repaired", "testing"),
-    ],
-)
-def test_word_moves_a_node(state: IsolationState, kind: NodeOrderKind, expected: IsolationState) -> None:
-    order = NodeOrder(number=7, decision="d1", node="h3", kind=kind, who="ada", why="so", ts_ns=seconds(1))
-    after = follow_order(gpu(state), order, can_test=True, now_ns=seconds(9))
-    assert (after.state, after.last_order, after.changed_ns) == (expected, 7, seconds(9))
-    assert "says ada: so" in after.message
+    ]
+    for state, kind, expected in moves:
+        order = NodeOrder(number=7, decision="d1", node="h3", kind=kind, who="ada", why="so", ts_ns=seconds(1))
+        after = follow_order(gpu(state), order, can_test=True, now_ns=seconds(9))
+        assert (after.state, after.last_order, after.changed_ns) == (expected, 7, seconds(9))
+        assert "says ada: so" in after.message
 
 
 def run(ended_s: float, component: str = "gpu:h3/0") -> Execution:

@@ -97,22 +97,16 @@ def timing(wait_s: float | None = 100.0, **changed: Any) -> Timing:
 
 
 def test_near_checkpoint_is_waited_for_and_a_far_one_not() -> None:
-    decided = timing(100.0)
-    assert (decided.waits, decided.until_ns) == (True, NOW_NS + 100 * S)
-    assert decided.reason == (
-        "wait: the next checkpoint is 2 minutes away and waiting costs 50 s of healthy work, "
-        "acting now does 5 minutes of work again"
+    lost = "acting now does 5 minutes of work again"
+    assert timing(100.0) == Timing(
+        True,
+        NOW_NS + 100 * S,
+        f"wait: the next checkpoint is 2 minutes away and waiting costs 50 s of healthy work, {lost}",
     )
-    decided = timing(1000.0)
-    assert (decided.waits, decided.until_ns) == (False, NOW_NS)
-    assert decided.reason == (
-        "act now: acting now does 5 minutes of work again, "
-        "the next checkpoint is 17 minutes away and waiting costs 8 minutes of healthy work"
-    )
-    assert timing(100.0, fault_class=None).waits
-    assert not timing(1000.0, fault_class=None).waits
-    assert timing(500.0).waits
-    assert not timing(500.0, failures_per_s=1 / 1000).waits
+    far = "the next checkpoint is 17 minutes away and waiting costs 8 minutes of healthy work"
+    assert timing(1000.0) == Timing(False, NOW_NS, f"act now: {lost}, {far}")
+    assert [timing(wait_s, fault_class=None).waits for wait_s in (100.0, 1000.0)] == [True, False]
+    assert [timing(500.0, failures_per_s=rate).waits for rate in (0.0, 1 / 1000)] == [True, False]
     assert find_wait_cost_s(Slowness("comm_slow", 1.1, 300.0, None), 5000.0) == 0.0
     risky = Slowness("comm_slow", 0.5, 300.0, None, failures_per_s=1 / 1000)
     assert find_wait_cost_s(risky, 500.0) == pytest.approx(250 + 0.5 * (300 + 125))

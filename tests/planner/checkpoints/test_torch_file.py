@@ -170,13 +170,8 @@ def test_states_hold_any_class_and_still_nothing_runs(tmp_path: Path, protocol: 
 
 
 def test_names_that_no_metadata_holds_are_refused() -> None:
-    for name in (
-        "builtins.eval",
-        "torch.load",
-        "torch.distributed.checkpointed.x",
-        "torch.hub",
-        "collections.Counter",
-    ):
+    distributed = "torch.distributed.checkpointed.x"
+    for name in ("builtins.eval", "torch.load", distributed, "torch.hub", "collections.Counter"):
         module, _, attribute = name.rpartition(".")
         with pytest.raises(BadInput, match="which such a file does not hold"):
             read_metadata(".metadata", f"\x80\x02c{module}\n{attribute}\n.".encode("latin-1"))
