@@ -11,17 +11,8 @@ from lockstep.errors import NotPresent
 from simulator.faults import parse_fault
 from simulator.scenario import find_scenario, list_scenarios
 from tests.testbed.fabric.ownership import owner_of, prefix_of
-from tests.testbed.scenarios.runner import (
-    Listener,
-    Outcome,
-    Pace,
-    cast_truth,
-    check_playable,
-    find_obstacles,
-    lines_for,
-    ranks_of,
-    run_scenario,
-)
+from tests.testbed.scenarios import runner
+from tests.testbed.scenarios.runner import Listener, Outcome, Pace
 from tests.tiers import long_except
 
 SCENARIO = find_scenario("testbed-host-link-strong-socket")
@@ -30,14 +21,14 @@ BEGAN_NS = 1_000 * NS_PER_S
 
 def test_scenarios_made_for_the_testbed_can_be_told_and_of_others_all_obstacles_are_said() -> None:
     made_for_it = [scenario for scenario in list_scenarios() if scenario.family.startswith("testbed-")]
-    assert {scenario.name: find_obstacles(scenario) for scenario in made_for_it} == {
+    assert {scenario.name: runner.find_obstacles(scenario) for scenario in made_for_it} == {
         scenario.name: [] for scenario in made_for_it
     }
     assert made_for_it
     with pytest.raises(
         NotPresent, match=r"^the testbed cannot tell moe-mild-ib: it has 64 ranks.*no RDMA"
     ) as refusal:
-        check_playable(find_scenario("moe-mild-ib"))
+        runner.check_playable(find_scenario("moe-mild-ib"))
     assert "all-to-all" in str(refusal.value)
     for line, reason in (
         ("nvlink:h1/0 to 50 %", "inside a host"),
@@ -45,7 +36,7 @@ def test_scenarios_made_for_the_testbed_can_be_told_and_of_others_all_obstacles_
         ("nic:h3/eth1 to 50 % above 1 MB", "how large an operation is"),
     ):
         timeline = (parse_fault(f"at 20 s fail {line}"),)
-        (obstacle,) = find_obstacles(SCENARIO.model_copy(update={"timeline": timeline}))
+        (obstacle,) = runner.find_obstacles(SCENARIO.model_copy(update={"timeline": timeline}))
         assert reason in obstacle
 
 
@@ -65,8 +56,8 @@ def test_scenarios_made_for_the_testbed_can_be_told_and_of_others_all_obstacles_
 )
 def test_ranks_are_told_what_only_they_can_do(line: str, ranks: list[int], told: list[str]) -> None:
     fault = parse_fault(f"at 20 s {line}")
-    assert ranks_of(SCENARIO, fault) == ranks
-    assert lines_for(fault, step=10) == told
+    assert runner.ranks_of(SCENARIO, fault) == ranks
+    assert runner.lines_for(fault, step=10) == told
 
 
 def test_wire_between_two_nics_is_right_by_the_name_it_has_here() -> None:
@@ -75,7 +66,7 @@ def test_wire_between_two_nics_is_right_by_the_name_it_has_here() -> None:
         ("testbed-spine-link-strong-socket", ("link:leaf1--spine1", "switch:spine1")),
         ("testbed-hang-absent-socket", ("rank:6", "gpu:h3/0")),
     ):
-        (wanted,) = cast_truth(find_scenario(name)).expect
+        (wanted,) = runner.cast_truth(find_scenario(name)).expect
         assert wanted.also_right == right
 
 
@@ -148,7 +139,7 @@ def test_delay_is_told_in_seconds_and_in_steps_that_the_broken_job_did() -> None
     ),
 )
 def test_scenario_told_on_a_real_fabric_gets_the_verdicts_it_expects_and_no_other(name: str) -> None:
-    told = run_scenario(find_scenario(name), seed=7, note=print)
+    told = runner.run_scenario(find_scenario(name), seed=7, note=print)
     assert told.is_right, told.incidents
     assert told.steps > 10
     left = [prefix for space in os.listdir("/run/netns") if (prefix := prefix_of(space))]

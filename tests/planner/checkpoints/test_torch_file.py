@@ -16,15 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.errors import BadInput
-from planner.checkpoints.torch_file import (
-    StandIn,
-    find_damage,
-    read_metadata,
-    read_saved,
-    read_state,
-    scan_safetensors,
-    scan_zip,
-)
+from planner.checkpoints import torch_file
+from planner.checkpoints.torch_file import StandIn, find_damage, read_metadata, read_saved
 from tests.planner.checkpoints.build import DATA, save_like_torch
 
 REAL = DATA / "zero_1" / "global_step3" / "mp_rank_00_model_states.pt"
@@ -74,7 +67,7 @@ def test_state_that_is_compressed_or_no_dictionary_is_refused(tmp_path: Path) ->
 
 
 def scan(data: bytes) -> int:
-    return sum(scan_zip(io.BytesIO(data), 0, len(data)))
+    return sum(torch_file.scan_zip(io.BytesIO(data), 0, len(data)))
 
 
 def test_record_without_a_checksum_is_not_called_damaged() -> None:
@@ -118,7 +111,7 @@ def tensor(begin: int, end: int, dtype: str = "F32", shape: tuple[int, ...] = (2
 def test_safetensors_whose_tensors_fill_the_file_are_whole() -> None:
     header = {"__metadata__": {"format": "pt"}, "b": tensor(8, 16, "BF16"), "a": tensor(0, 8, "I64", (1,))}
     data = safetensors(header)
-    assert sum(scan_safetensors(io.BytesIO(data), len(data))) == len(data) - 16
+    assert sum(torch_file.scan_safetensors(io.BytesIO(data), len(data))) == len(data) - 16
 
 
 @pytest.mark.parametrize(
@@ -138,7 +131,7 @@ def test_safetensors_whose_tensors_fill_the_file_are_whole() -> None:
 )
 def test_safetensors_whose_header_lies_are_damaged(data: bytes, message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        list(scan_safetensors(io.BytesIO(data), len(data)))
+        list(torch_file.scan_safetensors(io.BytesIO(data), len(data)))
 
 
 pytestmark = pytest.mark.usefixtures("tried_here")
@@ -163,7 +156,7 @@ def test_metadata_that_asks_for_a_command_is_refused_and_nothing_runs(tmp_path: 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
 def test_states_hold_any_class_and_still_nothing_runs(tmp_path: Path, protocol: int) -> None:
-    held: Any = read_state("s.pt", pickle.dumps({"step": 7, "evil": Evil(tmp_path / "ran")}, protocol))
+    held: Any = torch_file.read_state("s.pt", pickle.dumps({"step": 7, "evil": Evil(tmp_path / "ran")}, protocol))
     assert held["step"] == 7
     assert isinstance(held["evil"], StandIn)
     assert not (tmp_path / "ran").exists()
@@ -200,7 +193,7 @@ LARGE = struct.pack("<I", 1 << 31)  # more than would be in the file
 )
 def test_what_is_no_pickle_of_torch_is_one_sentence(data: bytes, message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        read_state("s.pt", data)
+        torch_file.read_state("s.pt", data)
 
 
 @given(st.integers(0, len(METADATA) - 1), st.binary(min_size=1, max_size=4))

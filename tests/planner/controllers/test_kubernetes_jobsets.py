@@ -6,15 +6,9 @@ from typing import Any
 import pytest
 
 from lockstep.errors import BadInput, ControllerDown
+from planner.controllers import kubernetes_jobsets as jobsets
 from planner.controllers.kubernetes import ISOLATED, Isolated, read_isolation, view_node
-from planner.controllers.kubernetes_jobsets import (
-    choose_method,
-    count_nodes,
-    find_objection,
-    read_state,
-    recreate,
-    suspend_patch,
-)
+from planner.controllers.kubernetes_jobsets import read_state, recreate
 from planner.controllers.protocol import Restart
 from tests.planner.controllers.fake_kubernetes import JOBSETS, KEEPERS, FakeKubernetes, Object, expect, load, make
 
@@ -47,21 +41,21 @@ def test_conditions_tell_the_state() -> None:
 
 def test_jobset_is_recreated_where_suspending_is_not_enough_and_left_alone_where_it_is_managed_elsewhere() -> None:
     made = load("jobset")
-    assert choose_method(made, Restart("mark-1", "llm", nnodes=2), None)[0] == "suspend"
-    assert choose_method(made, Restart("mark-1", "llm", nnodes=3), None)[0] == "recreate"
+    assert jobsets.choose_method(made, Restart("mark-1", "llm", nnodes=2), None)[0] == "suspend"
+    assert jobsets.choose_method(made, Restart("mark-1", "llm", nnodes=3), None)[0] == "recreate"
     made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gpus"
     made["spec"]["suspend"] = True
-    assert find_objection(made) is None
-    assert choose_method(made, ORDER, None) == ("recreate", "Kueue owns its suspension")
+    assert jobsets.find_objection(made) is None
+    assert jobsets.choose_method(made, ORDER, None) == ("recreate", "Kueue owns its suspension")
     made["spec"]["managedBy"] = "kueue.x-k8s.io/multikueue"
-    assert find_objection(made) == "it is managed by kueue.x-k8s.io/multikueue, from another cluster"
+    assert jobsets.find_objection(made) == "it is managed by kueue.x-k8s.io/multikueue, from another cluster"
 
 
 def test_nodes_are_counted_only_where_it_is_clear_whose_pods_they_are() -> None:
     made = load("jobset")
-    assert count_nodes(made, None) == 2
+    assert jobsets.count_nodes(made, None) == 2
     made["spec"]["replicatedJobs"].append(made["spec"]["replicatedJobs"][0] | {"name": "launcher"})
-    assert [count_nodes(made, name) for name in (None, "workers", "nobody")] == [None, 2, None]
+    assert [jobsets.count_nodes(made, name) for name in (None, "workers", "nobody")] == [None, 2, None]
 
 
 def test_job_per_node_changes_its_replicas() -> None:
@@ -90,7 +84,7 @@ def test_recreated_jobset_carries_nothing_that_the_server_made_and_leaves_the_ol
     assert made["metadata"]["annotations"] == {"lockstep.dev/mark": "mark-1"}
     assert "suspend" not in made["spec"]
     before = load("jobset")
-    suspend_patch(before, Restart("mark-1", "llm", checkpoint="/c"))
+    jobsets.suspend_patch(before, Restart("mark-1", "llm", checkpoint="/c"))
     recreate(before, Restart("mark-1", "llm", exclude=("gpu-1",), nnodes=1, checkpoint="/c"), None)
     assert before == load("jobset")
 
