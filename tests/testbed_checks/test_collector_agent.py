@@ -51,15 +51,8 @@ class Site:
 
     def choice(self, links: tuple[str, ...]) -> PathChoice:
         source, destination = self.fabric.address_of(*HERE), self.fabric.address_of(*THERE)
-        return PathChoice(
-            connection="job/r0-r1",
-            nic=HERE[1],
-            dst=THERE[0],
-            dst_nic=THERE[1],
-            links=links,
-            source=source,
-            destination=destination,
-        )
+        ends = {"nic": HERE[1], "dst": THERE[0], "dst_nic": THERE[1], "source": source, "destination": destination}
+        return PathChoice(connection="job/r0-r1", links=links, **ends)
 
     def _generation(self) -> int | None:
         plan = read_plan(self.head.plan_of("h0"))

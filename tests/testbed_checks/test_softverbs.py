@@ -96,24 +96,17 @@ def test_pingpong_of_debian_runs_unmodified(fabric: Fabric, stand_in: StandIn) -
 def plan_of(shim: Path, folder: Path, generation: int, here: str, there: str, *ports: int) -> ShimFiles:
     """Write the plan of a host's queue pairs as its collector does; return where its programs find it."""
     files = ShimFiles(shim / VERBS_LIBRARY, folder)
-    choices = [
-        PathChoice(
-            connection=f"job/q{number}",
-            nic="eth0",
-            dst="other",
-            dst_nic="eth0",
-            links=("leaf0--spine0",),
-            proto="roce",
-            source=here,
-            destination=there,
-            sports=(port,),
-        )
-        for number, port in enumerate(ports)
-    ]
+    way: dict[str, Any] = {
+        "nic": "eth0",
+        "dst": "other",
+        "dst_nic": "eth0",
+        "links": ("leaf0--spine0",),
+    }  # Any: fields
+    way |= {"proto": "roce", "source": here, "destination": there}
+    choices = [PathChoice(connection=f"job/q{n}", sports=(port,), **way) for n, port in enumerate(ports)]
     files.plan.parent.mkdir(parents=True)
-    planned = HostPaths(
-        host="h", is_enforceable=True, choices=choices, generation=generation, made_ns=1, lease_end_ns=2
-    )
+    when = {"generation": generation, "made_ns": 1, "lease_end_ns": 2}
+    planned = HostPaths(host="h", is_enforceable=True, choices=choices, **when)
     write_queue_pairs(files.plan.with_name("plan.queue-pairs"), planned)
     return files
 

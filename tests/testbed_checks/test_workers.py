@@ -280,11 +280,8 @@ def test_healed_rank_goes_on_and_all_leave_in_mid_work_without_complaint(built: 
         odd.wait_for("obeyed heal")
         job.wait_for_step(odd.steps[-1].step + 5)
         assert job.leave() == [0, 0, 0]
-        assert [rank.complaints for rank in job.ranks] == [
-            "",
-            "",
-            "rank 2: what this means, or for whom, is not known: dance",
-        ]
+        unknown = "rank 2: what this means, or for whom, is not known: dance"
+        assert [rank.complaints for rank in job.ranks] == ["", "", unknown]
         assert not any("WARN" in log.read_text() for log in (tmp_path / "job").glob("nccl.*.log"))
 
 
