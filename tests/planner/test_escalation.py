@@ -1,5 +1,7 @@
 """A cure that did not hold raises the severity of the same part, for an hour, and of no other."""
 
+from typing import Any
+
 import pytest
 
 from lockstep.execution import Execution, ExecutionState
@@ -28,8 +30,9 @@ def test_each_failure_raises_the_severity_in_whatever_order_it_is_read_and_none_
     assert level(1, tried("replace")).is_exhausted
     assert not level(1, tried("replace", state="failed")).is_exhausted
     assert [level_of(action) for action in ("reattempt", "restart_process", "replace", "recycle")] == [3, 2, 1, 1]
-    for other in ({"component": "nic:h4/eth1"}, {"state": "undone"}, {"at_s": -4000}):
-        assert level(3, tried("reattempt", **other)) == Level(3, "as told")  # type: ignore[arg-type]  # of a table
+    others: list[dict[str, Any]] = [{"component": "nic:h4/eth1"}, {"state": "undone"}, {"at_s": -4000}]
+    for other in others:
+        assert level(3, tried("reattempt", **other)) == Level(3, "as told")
 
 
 @pytest.mark.parametrize(

@@ -268,7 +268,12 @@ def test_job_restarts_from_what_was_converted(
     harness: Harness, prepare: Prepare, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, orders, restart = prepare(), list[Restart](), harness.controller.restart
-    monkeypatch.setattr(harness.controller, "restart", lambda order: orders.append(order) or restart(order))
+
+    def note(order: Restart) -> Report:
+        orders.append(order)
+        return restart(order)
+
+    monkeypatch.setattr(harness.controller, "restart", note)
     assert run(11, 12).steps[1].message == f"{job}/global_step3 is being converted"
     assert harness.acts == ["isolate h3"]
     eventually(lambda: run(13).steps[1].state == "done")

@@ -19,7 +19,8 @@ WITHOUT_H1: dict[str, object] = {"nodes": nodes("h1")}
 
 
 # Of each case: seconds, nodes of jobs, what else is known, and the nodes that are free then.
-CASES: dict[str, list[tuple[float, dict[str, list[str]], dict[str, object], str]]] = {
+Rounds = list[tuple[float, dict[str, list[str]], dict[str, object], str]]
+CASES: dict[str, Rounds] = {
     "idle at the controller is not free by itself": [(0, TWO, {}, "")],
     "an hour": [(0, TWO, {}, ""), (10, ONE, {}, "h1"), (3600, ONE, {}, "h1"), (3611, ONE, {}, "")],
     "a silent job keeps its nodes until it is known to be over": [
@@ -40,16 +41,17 @@ CASES: dict[str, list[tuple[float, dict[str, list[str]], dict[str, object], str]
     "no longer listed by the controller": [(6, ONE, BACK | {"nodes": [n for n in nodes() if n.name != "h3"]}, "")],
     "it lists no sound ones": [(6, ONE, BACK | {"nodes": [n for n in nodes("h5") if not n.is_usable]}, "h3")],
     "blamed until that is over": [(0, TWO, {}, ""), (10, ONE, {"blamed": {"h1"}}, ""), (20, ONE, {}, "h1")],
-} | {
+}
+IDLE: dict[str, Rounds] = {
     f"idle: {idle}": [(6, ONE, BACK | {"nodes": [replace(node, is_idle=idle) for node in nodes()]}, free)]
     for idle, free in ((False, ""), (True, "h3"), (None, "h3"))
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *IDLE])
 def test_node_is_free_when_it_is_known_that_nobody_has_it(case: str) -> None:
     free = FreeNodes()
-    for at_s, jobs, more, expected in CASES[case]:
+    for at_s, jobs, more, expected in (CASES | IDLE)[case]:
         known: dict[str, object] = {"silent": (), "returned": {}, "nodes": nodes()}
         found = free.update(jobs, now_ns=seconds(at_s), **(known | more))  # type: ignore[arg-type]
         assert found == free.names == tuple(expected.split())

@@ -208,7 +208,12 @@ def test_node_that_cannot_be_tested_stops_no_other(out: Out) -> None:
 def test_command_says_whether_a_node_is_healthy(script: str, is_healthy: bool, message: str) -> None:
     tester = CommandTester(["sh", "-c", script, "{node}"], timeout_s=60)
     found: list[Finding | None] = []
-    eventually(lambda: bool(found.append(tester.poll("h3", seconds(0))) or found[-1]))
+
+    def is_over() -> bool:
+        found.append(tester.poll("h3", seconds(0)))
+        return found[-1] is not None
+
+    eventually(is_over)
     assert found[-1] == Finding(is_healthy, message)
 
 

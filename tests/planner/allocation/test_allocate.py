@@ -307,3 +307,8 @@ def test_no_combination_beats_the_optimum(choices: list[dict[int, float]], capac
     assert found.value == pytest.approx(best, abs=1e-9)
     assert found.counts.sum() <= capacity
     assert found.value == pytest.approx(sum(menu[int(k)] for menu, k in zip(choices, found.counts, strict=True)))
+
+
+def test_jobs_that_need_more_than_there_is_are_refused_in_a_sentence() -> None:
+    with pytest.raises(BadInput, match="need at least 9 nodes together, and 8 can be used"):
+        solve([table({4: 1.0}), table({5: 1.0, 6: 2.0})], 8)

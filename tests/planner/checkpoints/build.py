@@ -67,30 +67,15 @@ def fake_zero(folder: Path, *, tp: int = 1, pp: int = 1, dp: int = 2, layers: in
 
 
 def checkpoint(step: int | None = 100, **changed: Any) -> Checkpoint:
-    usual: dict[str, Any] = {
-        "path": f"/c/step-{step}",
-        "format": "dcp",
-        "step": step,
-        "layout": SavedLayout(world=8),
-        "state": "complete",
-        "reason": "all files are there",
-        "bytes": 8_000_000_000,
-        "files": 9,
-        "saved_ns": OLD_NS,
-        "moves": "any",
-    }
-    return Checkpoint(**(usual | changed))
+    what = {"path": f"/c/step-{step}", "format": "dcp", "step": step, "layout": SavedLayout(world=8), "moves": "any"}
+    found = {"state": "complete", "reason": "all files are there", "bytes": 8_000_000_000, "files": 9}
+    return Checkpoint(**(what | found | {"saved_ns": OLD_NS} | changed))
 
 
 def zero(step: int = 100, **changed: Any) -> Checkpoint:
-    usual: dict[str, Any] = {
-        "path": f"/c/global_step{step}",
-        "format": "ds_zero",
-        "layout": SavedLayout(tp=2, pp=1, dp=4, world=8),
-        "moves": "convert",
-        "moves_because": "ZeRO loads on its own layout only",
-    }
-    return checkpoint(step, **(usual | changed))
+    what = {"path": f"/c/global_step{step}", "format": "ds_zero", "layout": SavedLayout(tp=2, pp=1, dp=4, world=8)}
+    moves = {"moves": "convert", "moves_because": "ZeRO loads on its own layout only"}
+    return checkpoint(step, **(what | moves | changed))
 
 
 def catalogue(*checkpoints: Checkpoint) -> Catalogue:

@@ -138,7 +138,8 @@ def newest(folders: CheckpointFolders, layout: Layout | None = None, after_s: in
 
 def test_job_without_a_folder_of_its_name_has_no_checkpoint(tmp_path: Path) -> None:
     folders = folders_in(tmp_path)
-    assert folders.newest("nobody", None, seconds(0)) is folders.next_save_s("nobody", seconds(0)) is None
+    assert folders.newest("nobody", None, seconds(0)) is None
+    assert folders.next_save_s("nobody", seconds(0)) is None
     (tmp_path / "jobs").mkdir()
     copy_real("dcp", tmp_path / "outside")
     assert folders_in(tmp_path / "jobs").newest("../outside", None, NOW_NS) is None
@@ -152,7 +153,7 @@ def test_newest_complete_checkpoint_is_found_with_its_age_and_load_time(tmp_path
     assert folders.newest("chat", None, NOW_NS) is None
     copy_real("dcp", tmp_path / "chat" / "step-100")
     assert folders.newest("chat", None, NOW_NS + 10**9) is None, "it looks again after some seconds"
-    assert newest(folders, after_s=6, job="chat")
+    assert newest(folders, after_s=6, job="chat").path == f"{tmp_path}/chat/step-100/step-200"
 
 
 def test_checkpoint_that_failed_to_load_is_passed_over_until_it_is_saved_anew(tmp_path: Path) -> None:

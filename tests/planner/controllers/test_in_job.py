@@ -49,21 +49,16 @@ def described(ours: Controller) -> JobView:
     return view
 
 
-def replicas(tmp_path: Path, stages: int | None = None) -> list[Meeting]:
+def replicas(tmp_path: Path, stages: int = 0) -> list[Meeting]:
     """Return a job of three replicas in its first generation; each has a node, and its stages a worker each."""
-    path, places = (
-        tmp_path / "jobs" / "train",
-        [(replica, stage) for replica in range(3) for stage in range(stages or 1)],
-    )
-    shape: dict[str, Any] = {"replicas": 3, "micro_batches": 12 if stages else 6, "silence_s": 99.0}  # Any: options
-    job = [
-        Meeting(
-            TrainingOptions(
-                path, "train", n, node=NODES[n], **shape, **({"stage": at, "stages": stages} if stages else {})
-            )
-        )
-        for n, at in places
+    path, options = tmp_path / "jobs" / "train", {"silence_s": 99.0, "micro_batches": 12 if stages else 6}
+    places = [{"stage": stage, "stages": stages} for stage in range(stages)] if stages else [{}]
+    every: list[dict[str, Any]] = [  # Any: options of a worker
+        {"replica": n, "replicas": 3, "node": node, **options, **place}
+        for n, node in enumerate(NODES)
+        for place in places
     ]
+    job = [Meeting(TrainingOptions(path, "train", **each)) for each in every]
     for _ in range(2):
         for each in job:
             each.announce()

@@ -163,7 +163,7 @@ def test_jobs_are_seen_as_scontrol_shows_them_and_nodes_with_who_drained_them() 
     nodes = {node.name: node for node in read_nodes(recorded("nodes"))}
     assert [node.is_usable for node in nodes.values()] == [False, False, True, False]
     assert (nodes["n2"].who, nodes["n2"].why, nodes["n2"].mark) == ("root", "fan [left] broken, Ticket=4711", None)
-    assert (nodes["n3"], nodes["n4"].states) == (SlurmNode("n3", frozenset({"ALLOCATED"})), {"DOWN"})
+    assert (nodes["n3"], nodes["n4"].states) == (SlurmNode("n3", frozenset({"ALLOCATED"})), frozenset({"DOWN"}))
     assert read_jobs(recorded("job_running"))[0].user == "root"
     (job,) = read_jobs(recorded("job_completing"))
     assert (job.state, job.as_view().state) == ("running", "waiting")
