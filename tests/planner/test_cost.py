@@ -73,6 +73,7 @@ def test_spare_keeps_the_speed_and_doubt_and_money_are_in_its_price() -> None:
             context(verdict(fault_class="noncomm_slow", component="rank:5", impact=ALARM), job(resume=None), WHOLE),
             "no checkpoint is verified complete, and a slow job is not begun anew",
         ),
+        ("restart_process", context(verdict(fault_class="global_slow", impact=ALARM)), "nobody stands out"),
         ("reconfigure", context(of=job(nodes=())), "nobody knows which nodes the job has"),
         ("reconfigure", context(of=job(resume=None)), "there is no checkpoint that was verified to be complete"),
         (
@@ -126,6 +127,7 @@ def test_link_between_switches_is_gone_around_for_nothing() -> None:
     [
         (context(HANG, job(layout=pipeline())), 30.0, "from a replica"),
         (context(HANG), 60.0, "from the last checkpoint"),
+        (context(verdict(fault_class="noncomm_slow", component="rank:5", impact=ALARM)), 60.0, "from the last"),
         (context(HANG, job(layout=pipeline(), resume=LARGE)), 40.0, ""),  # and 10 s for 125 GB from a peer
         (
             context(HANG, job(layout=pipeline()), WHOLE),
