@@ -266,8 +266,10 @@ def test_jobs_that_could_not_go_on_and_events_that_cannot_happen_are_refused() -
     assert seen.solution is None
     with pytest.raises(BadInput, match="more than the 5 nodes that can be used"):
         finish(apply(tight, Event("node_lost", "h2")), seen)
-    greedy = Cluster(nodes(6), tuple(job(name, at, 3, least=5, may_stop=False) for name, at in (("a", 0), ("b", 3))))
+    rigid = (job(name, at, 2, least=6, may_stop=False) for name, at in (("a", 0), ("b", 2)))
+    greedy = Cluster(nodes(6), (*rigid, job("c", 4, 2)))
     assert foresee(greedy).lookup(Event("node_lost", "h2")).solution is None
+    assert foresee(greedy).lookup(Event("job_ends", "a")).solution is not None
     table = foresee(replace(CLUSTER, nodes=without(CLUSTER.nodes, "h11")))
     with pytest.raises(BadInput, match="node_lost:h11 cannot be the next event"):
         table.lookup(Event("node_lost", "h11"))
