@@ -72,11 +72,6 @@ def test_analyzers_that_share_jobs_come_back_and_leave_with_the_first(tmp_path: 
         assert [holder_of(control, shard) for shard in shards] == [0, 0, 0], "all have let go"
 
 
-def test_analyzers_that_share_the_jobs_need_a_server(lockstep: Run) -> None:
-    outcome = lockstep("serve", "analyzer", LOCKSTEP_ANALYZER_PROCESSES="2", LOCKSTEP_ANALYZER_LISTEN=free_address())
-    check_failure(outcome, "analyzer.processes above 1 needs a ClickHouse server")
-
-
 def test_address_that_is_free_is_listened_on_and_one_in_use_named_with_the_setting_to_change() -> None:
     with listen_on("[::1]:0", "LOCKSTEP_API_LISTEN") as sixth:
         assert sixth.family == socket.AF_INET6

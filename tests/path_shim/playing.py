@@ -62,7 +62,6 @@ class Stage:
     held: list[socket.socket] = field(default_factory=list)
 
     def plan(self, *entries: PathEntry, lease_end_s: int = 1 << 40) -> None:
-        """Write the next plan."""
         self.generation += 1
         write_plan(self.files.plan, PathPlan(self.generation, lease_end_s, entries))
 

@@ -67,9 +67,7 @@ def test_agent_is_asked_with_the_port_of_the_destination_and_the_first_free_port
     ("answer", "outcome"),
     [("-", "agent-refused"), ("99999", "agent-refused"), ("4000,", "agent-refused"), ("", "agent-silent")],
 )
-def test_agent_without_a_usable_answer_leaves_the_connection_as_it_was(
-    shim: Stage, answer: str, outcome: str
-) -> None:
+def test_agent_without_a_usable_answer_changes_nothing(shim: Stage, answer: str, outcome: str) -> None:
     with agent(shim.files.agent, answer):
         shim.play(ONE)
     assert shim.outcomes == [outcome]

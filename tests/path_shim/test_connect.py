@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
@@ -10,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.host_paths import MOST_BYTES, PathEntry
-from tests.path_shim.playing import Stage, stage
+from tests.path_shim.playing import Stage, build_shim, stage
+from tests.testbed.paths.shim import LIBRARY
 
 ONE = "tell(local(connect(int(sys.argv[1]))))"
 
@@ -72,9 +75,7 @@ def test_planned_connection_leaves_from_its_port_and_is_reported(
     ],
     ids=["all busy", "other destinations", "other hosts"],
 )
-def test_where_no_port_is_to_be_had_the_connection_is_made_all_the_same(
-    shim: Stage, entries: Entries, outcomes: list[str]
-) -> None:
+def test_without_a_free_port_the_connection_is_made(shim: Stage, entries: Entries, outcomes: list[str]) -> None:
     free = shim.free_ports(2)
     shim.plan(*entries(shim, *free))
     told = shim.play(ONE)
@@ -205,3 +206,19 @@ tell([os.getpid(), child])
     )
     assert sorted(report.pid for report in shim.reports) == sorted(told)
     assert shim.outcomes == ["enforced", "enforced"]
+
+
+def output_of(*command: str | Path) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_only_connect_is_exported_only_libc_is_needed_and_nothing_is_allocated() -> None:
+    if shutil.which("readelf") is None:
+        pytest.skip("looking into the library needs readelf")
+    library = build_shim() / LIBRARY
+    symbols = output_of("readelf", "--dyn-syms", "--wide", library)
+    entries = [row for row in map(str.split, symbols.splitlines()) if len(row) == 8 and row[0].rstrip(":").isdigit()]
+    assert [row[7] for row in entries if row[4] != "LOCAL" and row[6] != "UND"] == ["connect"]
+    assert re.findall(r"\b(malloc|calloc|realloc|free|pthread_mutex_lock)@", symbols) == []
+    needed = re.findall(r"\(NEEDED\).*\[(.+)\]", output_of("readelf", "--dynamic", "--wide", library))
+    assert set(needed) - {"libdl.so.2"} == {"libc.so.6"}  # glibc before 2.34 has dlsym in a library of its own

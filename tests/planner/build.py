@@ -1,6 +1,5 @@
 """Situations for tests of decisions, each with a value for everything that a test does not care about."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from lockstep.clock import NS_PER_S
@@ -22,30 +21,18 @@ def seconds(count: float) -> int:
 
 def verdict(**changes: Any) -> Verdict:  # Any: whatever field a test cares about
     """Return a sure verdict on a slow NIC of h3 that halves the job's speed."""
-    fields: dict[str, Any] = {
-        "id": "v1",
-        "job": "train",
-        "fault_class": "comm_slow",
-        "component": "nic:h3/eth1",
-        "confidence": 1.0,
-        "grade": "isolate",
-        "since_ns": T0,
-        "last_seen_ns": T0,
-        "impact": Impact(step_time_ratio=2.0, ranks_waiting=63),
-        "reason": "h3's eth1 sends at half of its rate",
-        "coverage": 1.0,
-    }
-    return Verdict(**(fields | changes))
+    what = {"fault_class": "comm_slow", "component": "nic:h3/eth1", "reason": "h3's eth1 sends at half of its rate"}
+    sure = {"confidence": 1.0, "grade": "isolate", "coverage": 1.0, "since_ns": T0, "last_seen_ns": T0}
+    impact = Impact(step_time_ratio=2.0, ranks_waiting=63)
+    return Verdict(**({"id": "v1", "job": "train", "impact": impact} | what | sure | changes))
 
 
 def crash(**changes: Any) -> Verdict:  # Any: as above
-    """Return a verdict on a host that is gone."""
-    fields = {"fault_class": "crash", "component": "host:h3", "reason": "h3 is gone"}
-    return verdict(**(fields | {"impact": Impact(ranks_waiting=63)} | changes))
+    what = {"fault_class": "crash", "component": "host:h3", "reason": "h3 is gone"}
+    return verdict(**(what | {"impact": Impact(ranks_waiting=63)} | changes))
 
 
 def incident(about: Verdict | None = None, name: str = "i1", opened_s: float = 5.0) -> Incident:
-    """Return an open incident."""
     found = about or verdict()
     at_ns = seconds(opened_s)
     return Incident(id=name, job=found.job, state="open", opened_ns=at_ns, updated_ns=at_ns, verdict=found)
@@ -56,104 +43,54 @@ IN_JOB = frozenset(IN_JOB_ACTS)
 
 def job(**changes: Any) -> JobFacts:  # Any: as above
     """Return a job of 8 hosts and 64 GPUs that saved a checkpoint ten minutes ago."""
-    fields: dict[str, Any] = {
-        "job": "train",
-        "nodes": HOSTS,
-        "gpus": 64,
-        "resume": SAVED,
-        "resume_smaller": changes.get("resume", SAVED),
-    }
-    return JobFacts(**(fields | changes))
+    fields: dict[str, Any] = {"job": "train", "nodes": HOSTS, "gpus": 64, "resume": SAVED}
+    return JobFacts(**(fields | {"resume_smaller": changes.get("resume", SAVED)} | changes))
 
 
 def cluster(**changes: Any) -> ClusterFacts:  # Any: as above
     """Return a cluster of ten hosts on two leaves, with a controller and one spare."""
     hosts = [*HOSTS, "h8", "h9"]
-    fields: dict[str, Any] = {
-        "hosts": frozenset(hosts),
-        "spares": ("h8",),
-        "block_of": {host: f"leaf{number // 5}" for number, host in enumerate(hosts)},
-        "can_restart": True,
-        "restarts_whole_job": False,
-    }
-    return ClusterFacts(**(fields | changes))
+    block_of = {host: f"leaf{number // 5}" for number, host in enumerate(hosts)}
+    known = {"hosts": frozenset(hosts), "spares": ("h8",), "block_of": block_of}
+    return ClusterFacts(**(known | {"can_restart": True, "restarts_whole_job": False} | changes))
 
 
 def context(
     about: Verdict | None = None, of: JobFacts | None = None, within: ClusterFacts | None = None, **more: Any
 ) -> Context:  # Any: as above
-    """Return what a decision is made from."""
     return Context(about or verdict(), of or job(), within or cluster(), **more)
 
 
 def pipeline(**changes: int) -> Layout:
-    """Return the layout of a job with 4 stages and 8 replicas."""
     return Layout(**({"tensor": 2, "stages": 4, "replicas": 8, "micro_batches": 32} | changes))
 
 
-def decision(
-    action: Action = "replace", nodes: tuple[str, ...] = ("h3",), **changes: Any
-) -> Decision:  # Any: as above
-    """Return that h3 is gone and what is to be done about it."""
-    fields: dict[str, Any] = {
-        "id": "d1",
-        "job": "train",
-        "incident": "i1",
-        "generation": 1,
-        "created_ns": T0,
-        "expires_ns": seconds(600),
-        "severity": 1,
+def decision(action: Action = "replace", nodes: tuple[str, ...] = ("h3",), **changes: Any) -> Decision:
+    who = {"id": "d1", "job": "train", "incident": "i1", "generation": 1, "verdicts": ("v1",)}
+    when = {"created_ns": T0, "expires_ns": seconds(600), "reason": "it is cheapest"}
+    what = {
         "action": action,
+        "severity": 1,
         "isolate": tuple(Isolation(component=f"host:{node}", node=node, reason="gone") for node in nodes),
         "target": {"nnodes": 8, "dp": 4} if nodes else None,
         "resume": {"checkpoint": "/ckpt/400"},
         "cost": Cost(),
-        "verdicts": ("v1",),
-        "reason": "it is cheapest",
     }
-    return Decision(**(fields | changes))
+    return Decision(**(who | when | what | changes))
 
 
 def execution(**changes: Any) -> Execution:  # Any: as above
-    """Return that h3 was replaced, by policy."""
-    fields: dict[str, Any] = {
-        "decision": "d1",
-        "incident": "i1",
-        "job": "train",
-        "action": "replace",
-        "component": "host:h3",
-        "state": "done",
-        "generation": 1,
-        "approved_by": "policy",
-        "began_ns": T0,
-    }
-    return Execution(**(fields | changes))
+    who = {"decision": "d1", "incident": "i1", "job": "train", "generation": 1, "approved_by": "policy"}
+    what = {"action": "replace", "component": "host:h3", "state": "done", "began_ns": T0}
+    return Execution(**(who | what | changes))
 
 
 def isolated(node: str = "h3", *, at_s: float = 0.0, **changes: Any) -> Isolated:  # Any: as above
-    """Return that a node was taken out of service."""
-    fields: dict[str, Any] = {
-        "node": node,
-        "component": f"host:{node}",
-        "decision": "d1",
-        "job": "train",
-        "reason": "slow",
-        "state": "isolated",
-        "since_ns": seconds(at_s),
-        "changed_ns": seconds(at_s),
-    }
-    return Isolated(**(fields | changes))
+    what = {"node": node, "component": f"host:{node}", "decision": "d1", "job": "train", "reason": "slow"}
+    when = {"state": "isolated", "since_ns": seconds(at_s), "changed_ns": seconds(at_s)}
+    return Isolated(**(what | when | changes))
 
 
 def event(kind: str, message: str = "", **changes: Any) -> Event:  # Any: as above
-    """Return something that a collector told of h3."""
-    fields: Mapping[str, Any] = {
-        "host": "h3",
-        "ts_ns": T0,
-        "source": "kernel_log",
-        "kind": kind,
-        "component": "host:h3",
-        "severity": "error",
-        "message": message,
-    }
-    return Event(**(dict(fields) | changes))
+    fields: dict[str, Any] = {"host": "h3", "ts_ns": T0, "source": "kernel_log", "component": "host:h3"}
+    return Event(**(fields | {"kind": kind, "severity": "error", "message": message} | changes))

@@ -18,12 +18,10 @@ class World:
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)  # Any: fields of a JobView
     acts: list[str] = field(default_factory=list)
     is_down: bool = False
-    refuses: list[str] = field(default_factory=list)  # names of acts that it refuses
+    refuses_restarts: bool = False
 
 
 class FakeController:
-    """Keeps to the protocol; every change is written at once."""
-
     name = "fake"
     restarts_whole_job = False
     acts = EVERY_ACT
@@ -36,7 +34,6 @@ class FakeController:
         return World(**json.loads(self._file.read_text()))
 
     def save(self, world: World) -> None:
-        """Write the world whole or not at all."""
         fresh = self._file.with_suffix(".new")
         fresh.write_text(json.dumps(asdict(world)))
         fresh.rename(self._file)
@@ -55,33 +52,23 @@ class FakeController:
         self.change(jobs=jobs | {name: asdict(JobView(name, "running", tuple(on)))})
 
     def nodes(self) -> Sequence[Node]:
-        world = self._open("nodes")
-        assert isinstance(world, World)
-        return [Node(name, mark is None, mark) for name, mark in world.nodes.items()]
+        return [Node(name, mark is None, mark) for name, mark in self._answering().nodes.items()]
 
     def job(self, job: str) -> JobView | None:
-        world = self._open("job")
-        assert isinstance(world, World)
-        found = world.jobs.get(job)
+        found = self._answering().jobs.get(job)
         return JobView(**(found | {"nodes": tuple(found["nodes"])})) if found else None
 
     def isolate(self, node: str, mark: str, reason: str) -> Report:
-        world = self._open("isolate")
-        if isinstance(world, Report):
-            return world
+        world = self._answering()
         if node not in world.nodes:
             return Report("refused", f"there is no node {node}")
-        if world.nodes[node] == mark:
-            return Report("already", f"{node} is isolated under {mark}")
         if world.nodes[node]:
-            return Report("refused", f"{node} is isolated by {world.nodes[node]}")
+            return Report("already" if world.nodes[node] == mark else "refused", f"under {world.nodes[node]}")
         world.nodes[node] = mark
         return self._did(world, f"isolate {node}")
 
     def release(self, node: str, mark: str) -> Report:
-        world = self._open("release")
-        if isinstance(world, Report):
-            return world
+        world = self._answering()
         if world.nodes.get(node) is None:
             return Report("already", f"{node} is usable")
         if world.nodes[node] != mark:
@@ -90,9 +77,9 @@ class FakeController:
         return self._did(world, f"release {node}")
 
     def restart(self, order: Restart) -> Report:
-        world = self._open("restart")
-        if isinstance(world, Report):
-            return world
+        world = self._answering()
+        if world.refuses_restarts:
+            return Report("refused", "the fake refuses to restart")
         started = next((job["id"] for job in world.jobs.values() if job["mark"] == order.mark), None)
         if started:
             return Report("already", f"{started} was started before", started)
@@ -101,21 +88,19 @@ class FakeController:
         if order.job in world.jobs:
             world.jobs[order.job]["state"] = "ended"
         fresh = f"{order.job}+{len(world.jobs)}"
-        state = "running" if len(usable) >= count else "waiting"
-        view = JobView(fresh, "running" if state == "running" else "waiting", tuple(usable[:count]), 0, order.mark)
+        is_enough = len(usable) >= count
+        view = JobView(fresh, "running" if is_enough else "waiting", tuple(usable[:count]), 0, order.mark)
         world.jobs[fresh] = asdict(view)
-        report = self._did(world, f"restart {order.job} on {','.join(view.nodes)}")
-        return Report("done", report.what, fresh)
+        return replace(self._did(world, f"restart {order.job} on {','.join(usable[:count])}"), job=fresh)
 
     def reattempt(self, job: str, mark: str) -> Report:
-        world = self._open("reattempt")
-        return world if isinstance(world, Report) else self._did(world, f"reattempt {job}")
+        return self._did(self._answering(), f"reattempt {job}")
 
-    def _open(self, act: str) -> World | Report:
+    def _answering(self) -> World:
         world = self.world
         if world.is_down:
             raise ControllerDown("the fake controller does not answer")
-        return Report("refused", f"the fake refuses to {act}") if act in world.refuses else world
+        return world
 
     def _did(self, world: World, what: str) -> Report:
         world.acts.append(what)
@@ -124,7 +109,6 @@ class FakeController:
 
 
 def make_world(file: Path, nodes: Sequence[str], job: str = "train", on: int = 8) -> FakeController:
-    """Return a controller of these nodes, on the first of which a job runs."""
     fake = FakeController(file)
     running = asdict(JobView(job, "running", tuple(nodes[:on])))
     fake.save(World(dict.fromkeys(nodes), {job: running}))

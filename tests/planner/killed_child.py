@@ -76,7 +76,6 @@ def look_after_every_commit(control: ControlDatabase, passing: Callable[[str], N
 
 
 def fork(words: list[str | int]) -> int:
-    """Return the process of a planner."""
     if pid := os.fork():
         return pid
     os.dup2(2, 1)  # our answers go to standard output, and nothing else

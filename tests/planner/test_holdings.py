@@ -13,61 +13,45 @@ def nodes(*unusable: str) -> list[Node]:
     return [Node(f"h{number}", f"h{number}" not in unusable) for number in range(6)]
 
 
-BACK, TWO, ONE = {"h3": seconds(5)}, {"a": ["h0", "h1"]}, {"a": ["h0"]}
-EXCLUDED = [node for node in nodes("h5") if not node.is_usable]
+TWO, ONE = {"a": ["h0", "h1"]}, {"a": ["h0"]}
+BACK: dict[str, object] = {"returned": {"h3": seconds(5)}}
+WITHOUT_H1: dict[str, object] = {"nodes": nodes("h1")}
 
 
-@pytest.mark.parametrize(
-    ("rounds"),
-    [
-        pytest.param([(0, TWO, {}, "")], id="idle at the controller is not free by itself"),
-        pytest.param(
-            [(0, TWO, {}, ""), (10, ONE, {}, "h1"), (3600, ONE, {}, "h1"), (3611, ONE, {}, "")], id="an hour"
-        ),
-        pytest.param(
-            [(0, ONE | {"b": ["h1"]}, {}, ""), (10, ONE, {"silent": ["b"]}, ""), (20, ONE, {}, "h1")],
-            id="a silent job keeps its nodes until it is known to be over",
-        ),
-        pytest.param(
-            [(10, ONE, {"returned": BACK}, "h3"), (20, {"a": ["h0", "h3"]}, {"returned": BACK}, "")],
-            id="returned, until somebody has it",
-        ),
-        pytest.param([(5000, ONE, {"returned": BACK}, "")], id="returned long ago"),
-        pytest.param([(0, TWO, {}, ""), (10, ONE, {"nodes": nodes("h1")}, "")], id="out of service"),
-        pytest.param(
-            [(0, TWO, {}, ""), (10, ONE, {}, "h1"), (20, {}, {"nodes": None}, "h1")], id="no answer changes nothing"
-        ),
-        pytest.param(
-            [
-                (0, TWO, {}, ""),
-                (30, {"a+1": ["h0"]}, {"nodes": nodes("h1")}, ""),
-                (4000, {"a+1": ["h0"]}, {"nodes": nodes("h1")}, ""),
-                (7201, {"a+1": ["h0"]}, {"returned": {"h1": seconds(7200)}}, "h1"),
-            ],
-            id="rested for long, free from its return on",
-        ),
-        pytest.param(
-            [(6, ONE, {"returned": BACK, "nodes": [node for node in nodes() if node.name != "h3"]}, "")],
-            id="no longer listed by the controller",
-        ),
-        pytest.param([(6, ONE, {"returned": BACK, "nodes": EXCLUDED}, "h3")], id="it lists no sound ones"),
-        *(
-            pytest.param(
-                [(6, ONE, {"returned": BACK, "nodes": [replace(node, is_idle=idle) for node in nodes()]}, free)],
-                id=f"idle: {idle}",
-            )
-            for idle, free in ((False, ""), (True, "h3"), (None, "h3"))
-        ),
-        pytest.param(
-            [(0, TWO, {}, ""), (10, ONE, {"blamed": {"h1"}}, ""), (20, ONE, {}, "h1")], id="blamed until that is over"
-        ),
+# Of each case: seconds, nodes of jobs, what else is known, and the nodes that are free then.
+Rounds = list[tuple[float, dict[str, list[str]], dict[str, object], str]]
+CASES: dict[str, Rounds] = {
+    "idle at the controller is not free by itself": [(0, TWO, {}, "")],
+    "an hour": [(0, TWO, {}, ""), (10, ONE, {}, "h1"), (3600, ONE, {}, "h1"), (3611, ONE, {}, "")],
+    "a silent job keeps its nodes until it is known to be over": [
+        (0, ONE | {"b": ["h1"]}, {}, ""),
+        (10, ONE, {"silent": ["b"]}, ""),
+        (20, ONE, {}, "h1"),
     ],
-)
-def test_node_is_free_when_it_is_known_that_nobody_has_it(
-    rounds: list[tuple[float, dict[str, list[str]], dict[str, object], str]],
-) -> None:
+    "returned, until somebody has it": [(10, ONE, BACK, "h3"), (20, {"a": ["h0", "h3"]}, BACK, "")],
+    "returned long ago": [(5000, ONE, BACK, "")],
+    "out of service": [(0, TWO, {}, ""), (10, ONE, WITHOUT_H1, "")],
+    "no answer changes nothing": [(0, TWO, {}, ""), (10, ONE, {}, "h1"), (20, {}, {"nodes": None}, "h1")],
+    "rested for long, free from its return on": [
+        (0, TWO, {}, ""),
+        (30, ONE, WITHOUT_H1, ""),
+        (4000, ONE, WITHOUT_H1, ""),
+        (7201, ONE, {"returned": {"h1": seconds(7200)}}, "h1"),
+    ],
+    "no longer listed by the controller": [(6, ONE, BACK | {"nodes": [n for n in nodes() if n.name != "h3"]}, "")],
+    "it lists no sound ones": [(6, ONE, BACK | {"nodes": [n for n in nodes("h5") if not n.is_usable]}, "h3")],
+    "blamed until that is over": [(0, TWO, {}, ""), (10, ONE, {"blamed": {"h1"}}, ""), (20, ONE, {}, "h1")],
+}
+IDLE: dict[str, Rounds] = {
+    f"idle: {idle}": [(6, ONE, BACK | {"nodes": [replace(node, is_idle=idle) for node in nodes()]}, free)]
+    for idle, free in ((False, ""), (True, "h3"), (None, "h3"))
+}
+
+
+@pytest.mark.parametrize("case", [*CASES, *IDLE])
+def test_node_is_free_when_it_is_known_that_nobody_has_it(case: str) -> None:
     free = FreeNodes()
-    for at_s, jobs, more, expected in rounds:
+    for at_s, jobs, more, expected in (CASES | IDLE)[case]:
         known: dict[str, object] = {"silent": (), "returned": {}, "nodes": nodes()}
         found = free.update(jobs, now_ns=seconds(at_s), **(known | more))  # type: ignore[arg-type]
         assert found == free.names == tuple(expected.split())

@@ -53,7 +53,6 @@ class Nursery:
     def run(
         self, folder: Path, point: str, holder: str, first_s: int, name: str = "SIGKILL"
     ) -> tuple[int, int | None]:
-        """Run a planner until the point, or through."""
         return self.ask([str(folder / "control.db"), str(folder / "cluster.json"), name, point, holder, first_s])
 
     def run_through(self, folder: Path, holder: str, first_s: int) -> None:
@@ -98,7 +97,7 @@ def test_after_a_kill_on_the_way_the_next_planner_ends_what_was_begun(
 
 
 @pytest.mark.parametrize("point", long_except(("asked release",), BACKWARD))
-def test_after_a_kill_on_the_way_back_nothing_stays_isolated(
+def test_after_a_kill_on_the_way_back_nothing_stays(
     tmp_path: Path, control: ControlDatabase, nursery: Nursery, point: str
 ) -> None:
     controller = start(tmp_path, control)

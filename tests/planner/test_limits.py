@@ -48,8 +48,16 @@ def out(*nodes: str, at_s: float = 0.0, state: IsolationState = "isolated") -> C
 
 
 LONG_AGO_S = -90_000
-BEHIND_NS, DOWN_NS = NOW_NS - 170 * NS_PER_S, NOW_NS - 700 * NS_PER_S
 KNOWN = [Node(host, is_usable=True) for host in HOSTS if host != "h3"]
+UNDONE = Constraints(undone=[decision()])
+
+
+def seen(ago_s: float = 0.0, **changes: Any) -> Verdict:  # Any: fields of a verdict
+    return crash(last_seen_ns=NOW_NS - int(ago_s * NS_PER_S), **changes)
+
+
+def behind(ago_s: float) -> dict[str, Any]:  # Any: arguments of `hold`
+    return {"about": seen(ago_s), "evaluated_ns": NOW_NS - int(ago_s * NS_PER_S)}
 
 
 @pytest.mark.parametrize(
@@ -57,23 +65,14 @@ KNOWN = [Node(host, is_usable=True) for host in HOSTS if host != "h3"]
     [
         ({}, None),
         (
-            {"about": crash(last_seen_ns=NOW_NS - 90 * NS_PER_S)},
+            {"about": seen(90)},
             "the verdict is stale: it was last confirmed 90 s before the newest evaluation of the job",
         ),
-        ({"about": crash(last_seen_ns=BEHIND_NS), "evaluated_ns": BEHIND_NS}, None),
-        (
-            {"about": crash(last_seen_ns=DOWN_NS), "evaluated_ns": DOWN_NS},
-            "the verdict is stale: the job was last evaluated 700 s ago",
-        ),
-        (
-            {"about": crash(last_seen_ns=NOW_NS, confidence=0.8)},
-            "the verdict is 80% sure, and automatic action needs 90%",
-        ),
-        ({"about": crash(last_seen_ns=NOW_NS, component="host:h9")}, "h9 is no node of train"),
-        (
-            {"about": crash(last_seen_ns=NOW_NS, ambiguous_with=("host:h5",))},
-            "host:h3 cannot be told apart from host:h5",
-        ),
+        (behind(170), None),
+        (behind(700), "the verdict is stale: the job was last evaluated 700 s ago"),
+        ({"about": seen(confidence=0.8)}, "the verdict is 80% sure, and automatic action needs 90%"),
+        ({"about": seen(component="host:h9")}, "h9 is no node of train"),
+        ({"about": seen(ambiguous_with=("host:h5",))}, "host:h3 cannot be told apart from host:h5"),
         ({"constraints": out("h3", "h9")}, None),  # h3 does not count against itself
         (
             {"constraints": out(*(f"x{n}" for n in range(8)), at_s=LONG_AGO_S, state="repair")},
@@ -85,33 +84,24 @@ KNOWN = [Node(host, is_usable=True) for host in HOSTS if host != "h3"]
         ({"of": job(min_nodes=8)}, "7 nodes would be left to train, which needs 8"),
         ({"constraints": Constraints(nodes=KNOWN)}, "the controller does not know node h3"),
         ({"constraints": Constraints(controller_trouble="timed out")}, "the controller does not answer: timed out"),
-        ({"constraints": Constraints(undone=[decision()])}, "a person has undone or rejected decision d1 on host:h3"),
-        (
-            {
-                "constraints": Constraints(undone=[decision()]),
-                "about": crash(component="host:h5", last_seen_ns=NOW_NS),
-            },
-            None,
-        ),
+        ({"constraints": UNDONE}, "a person has undone or rejected decision d1 on host:h3"),
+        ({"constraints": UNDONE, "about": seen(component="host:h5")}, None),
         ({"of": job(strangers=("h99",))}, "h99 reports on train, and the controller has it on other nodes"),
+        (
+            {"constraints": Constraints(isolated=[*out("h8", state="returned").isolated, *out("h9").isolated])},
+            "2 nodes were isolated in the last hour, and 2 is the limit",
+        ),
+        ({"constraints": out("h8", "h9"), "settings": PlannerSettings(nodes_per_hour=3)}, None),
     ],
 )
 def test_what_speaks_against_acting_is_said(given: dict[str, Any], expected: str | None) -> None:
     assert hold(**given) == expected
 
 
-def test_nodes_of_the_last_hour_are_counted_and_those_that_came_back_too() -> None:
-    constraints = Constraints(isolated=[*out("h8", state="returned").isolated, *out("h9").isolated])
-    assert hold(constraints) == "2 nodes were isolated in the last hour, and 2 is the limit"
-    assert hold(constraints, settings=PlannerSettings(nodes_per_hour=3)) is None
-
-
 @pytest.mark.parametrize(
     ("other", "since_s", "is_held"), [("gpu:h5/0", 3, True), ("gpu:h5/0", 99, False), ("nic:h3/eth0", 3, False)]
 )
-def test_verdicts_that_blame_different_nodes_for_the_same_time_disagree(
-    other: str, since_s: float, is_held: bool
-) -> None:
+def test_verdicts_of_one_time_on_two_nodes_disagree(other: str, since_s: float, is_held: bool) -> None:
     another = incident(verdict(component=other, since_ns=seconds(since_s)), name="i2")
     message = hold(Constraints(others=[incident(crash()), another]))
     assert message == (

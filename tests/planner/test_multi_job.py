@@ -11,7 +11,7 @@ from lockstep.state.decisions import list_decisions
 from lockstep.state.incidents import list_incidents, save_incidents
 from planner.allocation.allocate import Allocation, WarmAnswers, plan_allocation
 from planner.allocation.cluster import Cluster
-from planner.context import Durations, JobFacts, Layout, Resume
+from planner.context import Durations, JobFacts, Layout
 from planner.limits import Constraints
 from planner.multi_job import Cause, Part, build_cluster, decide_parts, describe, identify, share_nodes
 from tests.planner.build import SAVED, cluster, context, crash, decision, incident, job, seconds
@@ -70,9 +70,7 @@ def test_growing_is_priced_against_staying_by_whole_replicas_and_waits_for_a_nea
         (Constraints(), replace(SAVED, obstacle="nobody can convert it"), "nobody can convert it"),
     ],
 )
-def test_what_speaks_against_it_is_said_and_leaves_it_to_a_person(
-    constraints: Constraints, resume: Any, sentence: str
-) -> None:
+def test_what_speaks_against_it_is_said(constraints: Constraints, resume: Any, sentence: str) -> None:
     _, plan = planned(SHRUNK, free=("h8",))
     parts = [Part(plan.jobs[0], SHRUNK, resume, "i1")]
     settings = PlannerSettings(modes={"grow": "execute"}, restarts_per_hour=6)
@@ -80,17 +78,11 @@ def test_what_speaks_against_it_is_said_and_leaves_it_to_a_person(
     assert (grow.mode, grow.held_because) == ("propose", sentence)
 
 
-def test_those_who_give_come_first_and_nobody_gives_by_policy_alone() -> None:
-    chat = JobFacts("chat", nodes=("h8", "h9"), gpus=16, resume=SAVED, throughput={1: 8.0, 2: 16.0}, weight=0.1)
-    give, take = decided(SHRUNK, chat, free=())
-    assert (give.job, give.action, take.job, take.action) == ("chat", "reconfigure", "train", "grow")
-    assert (give.mode, take.mode, take.after, give.after) == ("propose", "propose", (give.id,), ())
-    assert give.part_of == take.part_of
+def test_a_plan_is_the_same_while_the_counts_are() -> None:
     _, plan = planned(SHRUNK, free=("h8",))
     part = Part(plan.jobs[0], SHRUNK, SAVED, "i1")
-    assert identify([part]) == identify([replace(part, incident="i2")]), "a plan is the same while the counts are"
+    assert identify([part]) == identify([replace(part, incident="i2")])
     assert identify([part]) != identify([replace(part, plan=replace(part.plan, after=9))])
-    assert "chat gives h9, 2 -> 1 nodes, -50% of its work" in give.reason
 
 
 def test_restarts_of_one_plan_count_against_the_limit_one_after_the_other() -> None:
@@ -117,25 +109,32 @@ def approve_all(site: Site) -> None:
         site.say(each, "approve", 112)
 
 
-def test_job_that_cannot_go_on_borrows_a_node_of_one_that_is_worth_less(sites: SiteMaker) -> None:
+def hit_and_lender(site: Site) -> tuple[Decision, Decision]:
+    found = {each.job: each for each in list_decisions(site.control, incident="i2")}
+    return found["chat"], found["train+1"]
+
+
+def test_job_that_cannot_go_on_borrows_a_node_once_its_lender_has_saved(sites: SiteMaker) -> None:
     site = make_hit(sites)
+    site.reader.next_save_s = 300.0
     site.run(111)
-    give, take = (
-        next(each for each in list_decisions(site.control, incident="i2") if each.job == job)
-        for job in ("chat", "train+1")
-    )
+    give, take = hit_and_lender(site)
     assert (give.action, give.target, give.mode) == ("reconfigure", {"nnodes": 1}, "propose")
     assert (take.action, take.target, take.mode) == ("replace", {"nnodes": 7}, "propose")
-    assert take.after == (give.id,)
-    assert take.part_of == give.part_of is not None
-    assert [part.node for part in take.isolate] == ["h5"]
+    assert (take.after, take.part_of, [part.node for part in take.isolate]) == ((give.id,), give.part_of, ["h5"])
+    assert "chat gives h9, 2 -> 1 nodes, -50% of its work" in give.reason
     assert "is lent by chat" in take.reason
     assert "(looked up: worked out 11 s before the event)" in take.reason
     assert take.all_jobs is not None
+    assert (give.waits_until_ns, give.expires_ns) == (seconds(411), seconds(441))
+    assert (take.waits_until_ns, take.expires_ns) == (None, seconds(441))
     approve_all(site)
-    site.run_all(112, 121)
+    site.reader.resume, site.reader.next_save_s = replace(SAVED, age_s=30.0), 570.0
+    site.run_all(441, 450)
     acts = [act.split(" on ")[0] for act in site.controller.world.acts]
     assert acts == ["restart chat", "isolate h5", "restart train+1"]
+    give, _ = hit_and_lender(site)
+    assert "act now: acting now does 30 s of work again" in give.reason, "the other job stands still meanwhile"
 
 
 def test_job_with_an_answer_of_its_own_does_not_wait_for_others(sites: SiteMaker) -> None:
@@ -155,19 +154,6 @@ def test_job_in_trouble_gives_nothing(sites: SiteMaker) -> None:
     assert {each.job for each in list_decisions(site.control, incident="i2")} == {"train+1"}
 
 
-def test_lender_gives_once_it_has_saved_the_checkpoint_that_it_waits_for(sites: SiteMaker) -> None:
-    site = make_hit(sites)
-    site.reader.next_save_s = 300.0
-    site.run(111)
-    waits = {each.job: (each.waits_until_ns, each.expires_ns) for each in list_decisions(site.control, incident="i2")}
-    assert waits == {"chat": (seconds(411), seconds(441)), "train+1": (None, seconds(441))}
-    approve_all(site)
-    site.reader.resume, site.reader.next_save_s = replace(SAVED, age_s=30.0), 570.0
-    assert [act.split(" on ")[0] for act in site.run_all(441, 450)] == ["restart chat", "restart train+1"]
-    give = next(each for each in list_decisions(site.control, incident="i2") if each.job == "chat")
-    assert "act now: acting now does 30 s of work again" in give.reason, "the other job stands still meanwhile"
-
-
 def test_nobody_lends_to_a_job_whose_incident_is_over(sites: SiteMaker) -> None:
     site = make_hit(sites)
     site.run(111)
@@ -179,43 +165,39 @@ def test_nobody_lends_to_a_job_whose_incident_is_over(sites: SiteMaker) -> None:
 
 
 TENS = {count: 10.0 * count for count in range(1, 11)}
-CHAT_SAVED = Resume("/ckpt/chat", "dcp", 60.0, 5.0)
 
 
-def shared(of: JobFacts, *others: JobFacts, spares: int = 2) -> AllJobs | None:
+def share(of: JobFacts, *others: JobFacts, spares: int = 2) -> Allocation | None:
     free = tuple(f"h{number}" for number in range(8, 8 + spares))
-    plan = share_nodes(context(crash(), of, cluster(spares=free[:1], free=free[1:])), others, WarmAnswers(), 0)
-    return describe(plan) if plan else None
+    return share_nodes(context(crash(), of, cluster(spares=free[:1], free=free[1:])), others, WarmAnswers(), 0)
+
+
+def shared(of: JobFacts, *others: JobFacts, spares: int = 2) -> AllJobs:
+    plan = share(of, *others, spares=spares)
+    assert plan is not None
+    return describe(plan)
 
 
 def other(**changes: object) -> JobFacts:
-    fields = {"job": "chat", "nodes": ("h8", "h9"), "gpus": 16, "resume": CHAT_SAVED, "throughput": TENS}
+    fields = {"job": "chat", "nodes": ("h8", "h9"), "gpus": 16, "resume": SAVED, "throughput": TENS}
     return JobFacts(**(fields | changes))  # type: ignore[arg-type]  # whatever a test replaces
 
 
 def test_lost_node_is_replaced_by_an_idle_one_that_is_known_to_be_free() -> None:
-    found = shared(job(throughput=TENS, min_nodes=2))
-    assert found is not None
-    (shift,) = found.shifts
-    assert (shift.job, shift.nodes_before, shift.nodes_after) == ("train", 8, 9)
-    assert found.throughput_after == 90.0
-    found = shared(job(throughput=TENS, min_nodes=2), spares=0)
-    assert found is not None
-    assert [(shift.nodes_before, shift.nodes_after) for shift in found.shifts] == [(8, 7)]
-    assert shared(job()) is None
-    assert shared(job(throughput=TENS), other(nodes=("h7", "h8"))) is None, "h7 is held twice"
+    for spares, after in ((2, 9), (0, 7)):
+        found = shared(job(throughput=TENS, min_nodes=2), spares=spares)
+        (shift,) = found.shifts
+        assert (shift.job, shift.nodes_before, shift.nodes_after) == ("train", 8, after)
+        assert found.throughput_after == 10.0 * after
+    assert share(job()) is None
+    assert share(job(throughput=TENS), other(nodes=("h7", "h8"))) is None, "h7 is held twice"
 
 
-def test_job_that_is_worth_more_gets_nodes_of_one_that_is_worth_less_unless_that_is_pinned() -> None:
-    light = other(weight=0.1, min_nodes=1)
-    found = shared(job(throughput=TENS), light)
-    assert found is not None
-    assert {shift.job: shift.nodes_after for shift in found.shifts} == {"train": 8, "chat": 1}
-    assert found.reason
-    for pinned in (other(throughput={}, weight=0.1), other(resume=None, weight=0.1)):
-        found = shared(job(throughput=TENS), pinned)
-        assert found is not None
-        assert [shift.job for shift in found.shifts] == ["train"]
+def test_job_that_is_pinned_gives_no_node_to_one_that_is_worth_more() -> None:
+    both, only = {"train", "chat"}, {"train"}
+    for light, changed in ((other(), both), (other(throughput={}), only), (other(resume=None), only)):
+        found = shared(job(throughput=TENS), replace(light, weight=0.1, min_nodes=1))
+        assert ({shift.job for shift in found.shifts}, bool(found.reason)) == (changed, True)
     (train,) = build_cluster([job(throughput=TENS)], cluster(), Durations(), pinned=["train"]).jobs
     assert train.throughput.counts == (8,)
 
@@ -236,23 +218,10 @@ def test_planned_move_costs_the_work_since_the_checkpoint_unless_the_next_is_nea
     assert (blind.save_s, told.save_s, told.restart_s) == (600.0, 0.0, 150.0)
 
 
-def test_answer_that_was_worked_out_before_is_looked_up_and_says_so() -> None:
-    of, cluster_now = job(throughput=TENS), cluster(spares=("h8",))
-    warm = WarmAnswers()
-    assert warm.keep(build_cluster([of], cluster_now, Durations()), now_ns=0)
-    found, anew = (
-        share_nodes(context(crash(), of, cluster_now), [], each, 5 * 10**9) for each in (warm, WarmAnswers())
-    )
-    assert found is not None
-    assert anew is not None
-    assert found.jobs == anew.jobs
-    assert found.reason == f"{anew.reason} (looked up: worked out 5 s before the event)"
-
-
 def test_job_of_unknown_work_is_not_compared_with_what_a_site_counts() -> None:
     hit = job(nodes=("h0", "h1", "h3"), gpus=24, min_nodes=1)  # without a table it counts as its GPUs
     told = other(nodes=("h5", "h6"), throughput={1: 0.9, 2: 1.8}, weight=5.0)  # steps a second
-    plan = share_nodes(context(crash(), hit, cluster(spares=())), [told], WarmAnswers(), 0)
+    plan = share(hit, told, spares=0)
     assert plan is not None
     assert {each.job: (each.before, each.after) for each in plan.jobs} == {"chat": (2, 2), "train": (3, 2)}
     assert "the 1 healthy jobs stay as they are" in plan.reason

@@ -24,8 +24,6 @@ from tests.waiting import eventually
 
 @dataclass
 class FakeTester:
-    """Says what it was told to say, one finding a look."""
-
     findings: list[Finding | None] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
 
@@ -106,34 +104,16 @@ def test_node_that_somebody_else_isolated_meanwhile_is_not_released(out: Out) ->
     assert out.state() == ("repair", "somebody")
 
 
-def test_release_is_asked_for_again_where_the_controller_is_down(out: Out) -> None:
-    out.controller.change(is_down=True)
-    out.answer(Finding(True, "all well"))  # one test is enough
-    out.run(60)
-    assert (out.row().state, out.row().message) == ("returning", "not released: the fake controller does not answer")
-    out.controller.change(is_down=False)
-    out.run(61)
-    assert out.row().state == "returning"  # not once a second
-    out.run(120)
-    assert out.state() == ("returned", None)
-
-
-def test_person_has_a_node_tested_at_once(out: Out) -> None:
-    out.say("test", why="cable reseated")
-    out.answer(Finding(True, "all well"))
-    out.run(2)
-    assert out.state() == ("returned", None)
-    message = [line.why for line in list_audit(out.control, 3)]
-    assert message == ["all well; release h3", "h3 is to be tested, says ada: cable reseated", "cable reseated"]
-
-
 def test_return_is_tried_again_where_the_controller_is_down_and_said_once(out: Out) -> None:
     out.controller.change(is_down=True)
     out.say("return")
     out.answer()
-    out.run(2, 3, 30, 61)
-    assert [line.what for line in list_audit(out.control, 9)] == ["node_returning", "node_returning", "return_node"]
+    out.run(2, 3, 30)
     out.controller.change(is_down=False)
+    out.run(61)
+    assert out.row().state == "returning", "not once a second"
+    assert "not released: the fake controller does not answer" in out.row().message
+    assert [line.what for line in list_audit(out.control, 9)] == ["node_returning", "node_returning", "return_node"]
     out.answer()
     out.run(62)  # the planner that comes after knows it as well
     assert out.state() == ("returned", None)
@@ -218,14 +198,14 @@ def test_node_that_cannot_be_tested_stops_no_other(out: Out) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "expected"),
+    ("script", "is_healthy", "message"),
     [
-        ("echo $0 is well", Finding(True, "the test passed: h3 is well")),
-        ("echo GPU 3 fails; exit 5", Finding(False, "the test failed with 5: GPU 3 fails")),
-        ("true", Finding(True, "the test passed: no output")),
+        ("echo $0 is well", True, "the test passed: h3 is well"),
+        ("echo GPU 3 fails; exit 5", False, "the test failed with 5: GPU 3 fails"),
+        ("true", True, "the test passed: no output"),
     ],
 )
-def test_command_says_whether_a_node_is_healthy(script: str, expected: Finding) -> None:
+def test_command_says_whether_a_node_is_healthy(script: str, is_healthy: bool, message: str) -> None:
     tester = CommandTester(["sh", "-c", script, "{node}"], timeout_s=60)
     found: list[Finding | None] = []
 
@@ -234,7 +214,7 @@ def test_command_says_whether_a_node_is_healthy(script: str, expected: Finding) 
         return found[-1] is not None
 
     eventually(is_over)
-    assert found[-1] == expected
+    assert found[-1] == Finding(is_healthy, message)
 
 
 def test_command_that_does_not_end_has_failed_and_is_gone_and_one_without_the_node_is_refused() -> None:
@@ -250,23 +230,19 @@ def gpu(state: IsolationState = "isolated", **changes: Any) -> Isolated:
     return isolated(component="gpu:h3/0", state=state, tests=2, until_ns=seconds(600), **changes)
 
 
-@pytest.mark.parametrize(
-    ("state", "kind", "expected"),
-    [
+def test_word_moves_a_node() -> None:
+    moves: list[tuple[IsolationState, NodeOrderKind, IsolationState]] = [
         ("repair", "test", "testing"),
         ("rma", "test", "rma"),
         ("rma", "return", "returning"),
         ("testing", "rma", "rma"),
         ("rma", "repaired", "testing"),
-    ],
-)
-def test_word_moves_a_node_from_one_state_to_another(
-    state: IsolationState, kind: NodeOrderKind, expected: IsolationState
-) -> None:
-    order = NodeOrder(number=7, decision="d1", node="h3", kind=kind, who="ada", why="so", ts_ns=seconds(1))
-    after = follow_order(gpu(state), order, can_test=True, now_ns=seconds(9))
-    assert (after.state, after.last_order, after.changed_ns) == (expected, 7, seconds(9))
-    assert "says ada: so" in after.message
+    ]
+    for state, kind, expected in moves:
+        order = NodeOrder(number=7, decision="d1", node="h3", kind=kind, who="ada", why="so", ts_ns=seconds(1))
+        after = follow_order(gpu(state), order, can_test=True, now_ns=seconds(9))
+        assert (after.state, after.last_order, after.changed_ns) == (expected, 7, seconds(9))
+        assert "says ada: so" in after.message
 
 
 def run(ended_s: float, component: str = "gpu:h3/0") -> Execution:

@@ -26,8 +26,6 @@ from tests.planner.world import NODES
 
 
 class FakeCheckpoints:
-    """One checkpoint for everybody."""
-
     def newest(self, job: str, layout: Layout | None, now_ns: int, is_resized: bool = False) -> Resume | None:
         return Resume(f"/ckpt/{job}", "dcp" if not is_resized else f"dcp on {layout}", 60.0, 5.0)
 
@@ -53,24 +51,23 @@ def reader(tmp_path: Path, store: Store | None = None, **changes: object) -> Fac
 def test_what_is_known_of_a_job_is_read_and_a_controller_that_is_down_is_said(tmp_path: Path) -> None:
     found = reader(tmp_path)
     snapshot = found.read(incident(crash()), seconds(10))
-    assert snapshot.job.nodes == tuple(NODES[:8])
-    assert (snapshot.job.gpus, snapshot.job.min_nodes, snapshot.job.next_save_s) == (64, 4, 30.0)
-    assert snapshot.cluster.enforced_share == 0.25
-    assert snapshot.job.resume == Resume("/ckpt/train", "dcp", 60.0, 5.0)
+    job = snapshot.job
+    assert (job.nodes, job.gpus, job.min_nodes, job.next_save_s) == (tuple(NODES[:8]), 64, 4, 30.0)
+    assert (snapshot.cluster.enforced_share, job.resume) == (0.25, Resume("/ckpt/train", "dcp", 60.0, 5.0))
     FakeController(tmp_path / "cluster.json").change(is_down=True)
     snapshot = found.read(incident(crash()), seconds(10))
     assert (snapshot.trouble, snapshot.nodes) == ("the fake controller does not answer", None)
-    assert snapshot.job.resume is not None
+    assert snapshot.job.resume == job.resume
     snapshot = FactReader(None, None, None, None, ClusterFacts(), {}).read(incident(crash()), seconds(10))
     assert (snapshot.job.nodes, snapshot.job.gpus, snapshot.job.resume, snapshot.nodes) == ((), 64, None, None)
 
 
 def test_spares_are_those_that_are_usable_and_on_which_nobody_runs(tmp_path: Path) -> None:
     found = reader(tmp_path)
-    controller = make_world(tmp_path / "cluster.json", NODES)
-    controller.isolate("h9", "d0", "bad")
+    controller = FakeController(tmp_path / "cluster.json")
+    controller.mark(h9="d0")
     assert found.read(incident(crash()), seconds(10)).cluster.spares == ("h8",)
-    make_world(tmp_path / "cluster.json", NODES)
+    controller.mark(h9=None)
     found = reader(tmp_path, controller=TellingController(tmp_path / "cluster.json"))
     assert found.read(incident(crash()), seconds(10)).cluster.spares == ("h9",)
 
@@ -129,9 +126,7 @@ def insert(store: Store, name: str, rows: Sequence[HostRecord], token: str) -> N
     store.insert(TABLE_BY_NAME[name], rows_of(TABLE_BY_NAME[name], list(rows)), token=token)
 
 
-def test_telemetry_says_which_gpus_jobs_have_and_what_happened_on_the_part_s_host(
-    tmp_path: Path, embedded_store: Store
-) -> None:
+def test_telemetry_says_which_gpus_jobs_have_and_what_happened(tmp_path: Path, embedded_store: Store) -> None:
     for name, hosts in (("train", ["h3", "h3", "h5"]), ("chat", ["h8", "h8"])):
         members = [make(Comm, job=name, attempt=0, host=host, rank=at, gpu=at % 2) for at, host in enumerate(hosts)]
         stats = [make(OpStat, job=name, attempt=0, host=hosts[0], rank=0, ts_ns=seconds(5))]
@@ -171,9 +166,7 @@ def test_hosts_that_tell_of_a_job_which_runs_elsewhere_are_strangers(tmp_path: P
     assert strangers() == ()
 
 
-def test_hosts_that_telemetry_knows_with_their_domain_are_the_controller_s_nodes(
-    tmp_path: Path, embedded_store: Store
-) -> None:
+def test_hosts_with_their_domain_are_the_controller_s_nodes(tmp_path: Path, embedded_store: Store) -> None:
     hosts = [f"{name}.site.example" for name in ("h3", "h8")]
     members = [make(Comm, job="train", attempt=0, host=host, rank=rank) for rank, host in enumerate(hosts)]
     told = [make(OpStat, job="train", attempt=0, host=host, ts_ns=seconds(0)) for host in hosts]
@@ -228,9 +221,7 @@ def run_job(store: Store, name: str, began_s: float, last_s: float, gpu: int = 0
     insert(store, "op_stats", told, f"o{name}")
 
 
-def test_job_that_ended_frees_its_nodes_for_the_one_after_it_though_no_scheduler_says_so(
-    tmp_path: Path, embedded_store: Store
-) -> None:
+def test_job_that_ended_frees_its_nodes_though_no_scheduler_says_so(tmp_path: Path, embedded_store: Store) -> None:
     found = reader(tmp_path, embedded_store, controller=None)
     run_job(embedded_store, "killed", 0, 20)
     run_job(embedded_store, "tidy", 25, 30, destroy_ns=seconds(31))

@@ -27,8 +27,6 @@ NODES = [*HOSTS, "h8", "h9"]
 
 @dataclass
 class FakeReader:
-    """Knows every job by heart, and asks the fake controller for nodes."""
-
     controller: FakeController
     job: JobFacts
     cluster: ClusterFacts
@@ -44,7 +42,6 @@ class FakeReader:
 
 
 def start(folder: Path, control: ControlDatabase, about: Incident | None = None) -> FakeController:
-    """Return a cluster in which a job of eight nodes runs and h3 has just been named."""
     save_incidents(control, [about or incident(crash(last_seen_ns=seconds(10)))], None)
     return make_world(folder / "cluster.json", NODES)
 
@@ -57,7 +54,6 @@ def planner_of(
     mode: Mode = "execute",
     restarts_per_hour: int = 6,
 ) -> PlannerService:
-    """Return a planner that does everything by itself, unless told otherwise."""
     modes: dict[str, Mode] = dict.fromkeys(("replace", "reconfigure", "reattempt", "restart_process"), mode)
     settings = PlannerSettings(modes=modes, restarts_per_hour=restarts_per_hour)
     options = PlannerOptions(settings)
@@ -67,8 +63,6 @@ def planner_of(
 
 @dataclass
 class Harness:
-    """A planner at work, round by round."""
-
     control: ControlDatabase
     controller: FakeController
     lease: Lease
@@ -90,13 +84,21 @@ class Harness:
         (only,) = list_executions(self.control)
         return only
 
+    @property
+    def acts(self) -> list[str]:
+        return self.controller.world.acts
+
+    @property
+    def mark(self) -> str | None:
+        """Under which h3 is isolated."""
+        return self.controller.world.nodes["h3"]
+
     def order(self, kind: OrderKind, at_s: float) -> None:
         given = Order(decision=self.decision.id, kind=kind, who="ada", why="I know", ts_ns=seconds(at_s))
         give_order(self.control, given)
 
 
 def lease_of(control: ControlDatabase, holder: str = "planner-1", at_s: float = 10.0) -> Lease:
-    """Return the planner's lease, taken from whoever had it."""
     return hold_lease(control, "planner", holder, ttl_ns=10**13, now_ns=seconds(at_s))
 
 
@@ -174,7 +176,6 @@ class Site:
         self.controller.change(jobs=jobs | {name: jobs[name] | {"state": "ended"}})
 
     def grow(self, at_s: float = 111) -> Decision:
-        """Return what is decided when h3 is back."""
         self.run(100)
         self.bring_back()
         self.run(at_s)
@@ -197,20 +198,17 @@ class Site:
         return [act for act in self.controller.world.acts if act.startswith("restart")]
 
     def bring_back(self, node: str = "h3", at_s: float = 100.0) -> None:
-        """Return the isolated node to service."""
         assert self.controller.release(node, "d0").is_good
         row = isolated(decision="d0", state="returned", since_ns=seconds(10), changed_ns=seconds(at_s))
         save_execution(self.control, shrunk(), self.lease, [row])
 
 
 def shrunk(**changes: object) -> Execution:
-    """Return what was done when h3 was lost."""
     fields = {"decision": "d0", "action": "reconfigure", "began_ns": seconds(10), "ended_ns": seconds(20)}
     return execution(**(fields | {"new_job": "train+1"} | changes))
 
 
 def restarted(job: str, new_job: str, at_s: float) -> Execution:
-    """Return that we have started a job again under another name, for a reason of its own."""
     done = {"state": "done", "began_ns": seconds(at_s - 3), "ended_ns": seconds(at_s)}
     step = Step(act="restart", subject=job, **done)
     return shrunk(decision=f"d-{job}", job=job, action="restart_process", new_job=new_job, steps=(step,), **done)

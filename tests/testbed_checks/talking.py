@@ -22,7 +22,6 @@ _AT_ONCE = 50  # packets
 
 @contextmanager
 def datagrams(fabric: Fabric, nic: Nic, port: int = 0) -> Iterator[socket.socket]:
-    """A UDP socket bound to a NIC's address."""
     made = fabric.homes[nic[0]].run(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
     with made:
         made.bind((fabric.address_of(*nic), port))
@@ -32,7 +31,6 @@ def datagrams(fabric: Fabric, nic: Nic, port: int = 0) -> Iterator[socket.socket
 
 
 def can_talk(fabric: Fabric, src: Nic, dst: Nic, patience_s: float = _ANSWER_S) -> bool:
-    """Return whether a packet gets from one NIC to another and an answer back."""
     with datagrams(fabric, src) as here, datagrams(fabric, dst) as there:
         here.settimeout(patience_s)
         there.settimeout(patience_s)
@@ -95,7 +93,6 @@ def find_answerers(fabric: Fabric, src: Nic, dst: Nic, port: int) -> list[str]:
 
 
 def _drain(receiver: socket.socket, patience_s: float) -> int:
-    """Return how many packets can be read until none comes for a while."""
     receiver.settimeout(patience_s)
     arrived = 0
     with suppress(BlockingIOError, TimeoutError):
@@ -105,7 +102,6 @@ def _drain(receiver: socket.socket, patience_s: float) -> int:
 
 
 def find_remains(prefix: str) -> list[str]:
-    """Return the names of all namespaces, interfaces, control groups and notes of a fabric."""
     with IPRoute() as route:
         interfaces = [link.get_attr("IFLA_IFNAME") for link in route.get_links()]
     names = [*list_names(), *interfaces, *list_groups(), *os.listdir(ownership.FOLDER)]
@@ -113,7 +109,6 @@ def find_remains(prefix: str) -> list[str]:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process has not ended, whoever its parent is."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:

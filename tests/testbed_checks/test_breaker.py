@@ -64,9 +64,7 @@ def uplinks_of(fabric: Fabric) -> list[str]:
     return [fabric.route_of(HERE, THERE, Flow("tcp", port, 1))[1] for port in PORTS]
 
 
-def test_rates_are_lowered_by_direction_and_part_and_what_is_refused_changes_nothing(
-    fabric: Fabric, breaker: Breaker
-) -> None:
+def test_rates_are_lowered_by_direction_and_part(fabric: Fabric, breaker: Breaker) -> None:
     fail(breaker, "nic:h0/eth0 tx to 50 %")
     assert slow_ports(fabric) == {("h0", "eth0"): 50}
     fail(breaker, "nic:h0/eth0 rx to 30 %")

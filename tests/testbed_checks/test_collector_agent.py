@@ -51,15 +51,8 @@ class Site:
 
     def choice(self, links: tuple[str, ...]) -> PathChoice:
         source, destination = self.fabric.address_of(*HERE), self.fabric.address_of(*THERE)
-        return PathChoice(
-            connection="job/r0-r1",
-            nic=HERE[1],
-            dst=THERE[0],
-            dst_nic=THERE[1],
-            links=links,
-            source=source,
-            destination=destination,
-        )
+        ends = {"nic": HERE[1], "dst": THERE[0], "dst_nic": THERE[1], "source": source, "destination": destination}
+        return PathChoice(connection="job/r0-r1", links=links, **ends)
 
     def _generation(self) -> int | None:
         plan = read_plan(self.head.plan_of("h0"))
@@ -89,7 +82,6 @@ class Site:
         return self.fabric.route_of(HERE, THERE, Flow("tcp", connection.sport, connection.dport))
 
     def is_answered(self) -> bool:
-        """Return whether somebody listens where the shim of h0 asks."""
         with self.fabric.homes["h0"].run(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as asker:
             return asker.connect_ex(AGENT.replace("@", "\0", 1)) == 0
 
@@ -107,7 +99,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @contextmanager
 def collector(site: Site) -> Iterator[None]:
-    """Run the collector of h0, and wait until its agent listens."""
     process = site.head.start_collector("h0", rings_of(site.folder, "h0"))
     site.head.reports_of("h0").mkdir(parents=True)
     try:

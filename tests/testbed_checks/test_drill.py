@@ -2,32 +2,26 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lockstep.clock import NS_PER_S
-from lockstep.decision import Cost, Decision, Isolation
 from lockstep.errors import BadInput
-from lockstep.execution import Execution, Isolated, Step
+from lockstep.execution import Execution, Step
 from lockstep.state.database import open_control
 from lockstep.state.documents import AuditLine
 from lockstep.state.incidents import VerdictChange
 from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import open_store
+from tests.planner import build
+from tests.testbed.drill import timeline as drill
 from tests.testbed.drill.phases import run_drill
-from tests.testbed.drill.timeline import (
-    Phase,
-    Records,
-    Timeline,
-    describe,
-    make_timeline,
-    note_broken,
-    note_mended,
-    read_records,
-)
+from tests.testbed.drill.timeline import Phase, Records, Timeline, describe, make_timeline
 from tests.testbed.training.checkpointed import LoggedStep
 
 FAULT_S, CURE_S = 10.0, 30.0
+DRILL: dict[str, Any] = {"incident": "i", "job": "7"}  # Any: fields of records
 
 
 def at(seconds: float) -> int:
@@ -39,56 +33,15 @@ def line(what: str, seconds: float, why: str = "host dies") -> AuditLine:
 
 
 def verdict(component: str = "host:h1", seconds: float = 25.0, confidence: float = 0.95) -> VerdictChange:
-    return VerdictChange(
-        incident="i",
-        ts_ns=at(seconds),
-        state="open",
-        fault_class="crash",
-        component=component,
-        grade="isolate",
-        confidence=confidence,
-        reason="gone",
-    )
-
-
-def decision(held_because: str | None = None) -> Decision:
-    return Decision(
-        id="d",
-        job="7",
-        incident="i",
-        part="host:h1",
-        grade="isolate",
-        generation=1,
-        created_ns=at(26),
-        expires_ns=at(600),
-        severity=1,
-        action="replace",
-        isolate=(Isolation(component="host:h1", node="h1", reason="gone"),),
-        cost=Cost(),
-        verdicts=("v",),
-        reason="a spare is idle",
-        held_because=held_because,
+    what = {"incident": "i", "state": "open", "fault_class": "crash", "grade": "isolate", "reason": "gone"}
+    return VerdictChange.model_validate(
+        {**what, "component": component, "ts_ns": at(seconds), "confidence": confidence}
     )
 
 
 def execution(*acts: tuple[str, float], state: str = "done") -> Execution:
     steps = tuple(Step(act=act, subject="h1", state="done", ended_ns=at(end_s)) for act, end_s in acts)
-    told = {"decision": "d", "incident": "i", "job": "7", "action": "replace", "component": "host:h1"}
-    more = {"state": state, "generation": 1, "approved_by": "policy", "began_ns": at(26), "ended_ns": at(acts[-1][1])}
-    return Execution.model_validate({**told, **more, "steps": steps})
-
-
-def returned(seconds: float) -> Isolated:
-    return Isolated(
-        node="h1",
-        component="host:h1",
-        decision="d",
-        job="7",
-        reason="gone",
-        state="returned",
-        since_ns=at(27),
-        changed_ns=at(seconds),
-    )
+    return build.execution(decision="d", steps=steps, state=state, began_ns=at(26), ended_ns=at(acts[-1][1]), **DRILL)
 
 
 def logged(step: int, seconds: float, resumed_from: int = 0) -> LoggedStep:
@@ -108,8 +61,11 @@ def records(
 ) -> Records:
     operations = [at(half / 2) for half in range(1, 23)]  # two a second up to a second after the fault
     audit = [line("break_part", FAULT_S), *more]
-    made = [decision(held_because)] if verdicts else []
-    return Records(audit, verdicts, made, runs, [returned(50)] if runs else [], operations, [*BEFORE, *AGAIN])
+    what = {"part": "host:h1", "grade": "isolate", "held_because": held_because}
+    made = build.decision("replace", ("h1",), id="d", created_ns=at(26), **what, **DRILL)
+    back = build.isolated("h1", decision="d", job="7", state="returned", changed_ns=at(50))
+    steps = [*BEFORE, *AGAIN]
+    return Records(audit, verdicts, [made] if verdicts else [], runs, [back] if runs else [], operations, steps)
 
 
 def only(timeline: Timeline) -> Phase:
@@ -159,14 +115,11 @@ def test_phase_that_is_not_known_is_refused_before_anything_is_built(tmp_path: P
 
 
 def test_what_was_noted_is_read_again_in_the_order_of_time(tmp_path: Path) -> None:
-    with (
-        open_store(f"chdb://{tmp_path / 'store'}") as store,
-        open_control(f"sqlite:///{tmp_path / 'control.db'}") as control,
-    ):
+    with open_store(f"chdb://{tmp_path}/store") as store, open_control(f"sqlite:///{tmp_path}/control.db") as control:
         migrate(store, Layout(store.database), now_ns=1)
-        note_broken(control, "host dies", "host:h1", now_ns=5)
-        note_mended(control, "host:h1", "it goes on", now_ns=7)
-        found = read_records(store, control, tmp_path / "steps.jsonl")
+        drill.note_broken(control, "host dies", "host:h1", now_ns=5)
+        drill.note_mended(control, "host:h1", "it goes on", now_ns=7)
+        found = drill.read_records(store, control, tmp_path / "steps.jsonl")
     assert [(each.what, each.subject, each.why) for each in found.audit] == [
         ("break_part", "host:h1", "host dies"),
         ("mend_part", "host:h1", "it goes on"),

@@ -49,7 +49,6 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> StandIn:
 
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the verbs half of the path shim."""
     folder = tmp_path_factory.mktemp("shim")
     build_shim(folder, VERBS_LIBRARY, "verbs/libibverbs.so")
     return folder
@@ -62,7 +61,6 @@ def fabric() -> Iterator[Fabric]:
 
 
 def is_bound(fabric: Fabric, port: int) -> bool:
-    """Tell whether somebody on h0 waits for TCP connections there."""
     listed = fabric.homes["h0"].run(Path("/proc/thread-self/net/tcp").read_text)
     return f":{port:04X} 00000000:0000 0A" in listed
 
@@ -85,9 +83,7 @@ def pingpong(fabric: Fabric, *environments: Mapping[str, str]) -> list[str]:
     return play(fabric, (server, [*server, fabric.address_of("h0", "eth0")]), 18515, *environments)
 
 
-def test_pingpong_of_debian_runs_unmodified_over_the_port_that_linux_would_take(
-    fabric: Fabric, stand_in: StandIn
-) -> None:
+def test_pingpong_of_debian_runs_unmodified(fabric: Fabric, stand_in: StandIn) -> None:
     with captured_roce(fabric.homes[port_behind(fabric, "h0").node]) as seen:
         said = pingpong(fabric, stand_in.environment(), stand_in.environment())
     local, remote = (int(found, 16) for found in QPN.findall(said[0]))
@@ -100,31 +96,22 @@ def test_pingpong_of_debian_runs_unmodified_over_the_port_that_linux_would_take(
 def plan_of(shim: Path, folder: Path, generation: int, here: str, there: str, *ports: int) -> ShimFiles:
     """Write the plan of a host's queue pairs as its collector does; return where its programs find it."""
     files = ShimFiles(shim / VERBS_LIBRARY, folder)
-    choices = [
-        PathChoice(
-            connection=f"job/q{number}",
-            nic="eth0",
-            dst="other",
-            dst_nic="eth0",
-            links=("leaf0--spine0",),
-            proto="roce",
-            source=here,
-            destination=there,
-            sports=(port,),
-        )
-        for number, port in enumerate(ports)
-    ]
+    way: dict[str, Any] = {
+        "nic": "eth0",
+        "dst": "other",
+        "dst_nic": "eth0",
+        "links": ("leaf0--spine0",),
+    }  # Any: fields
+    way |= {"proto": "roce", "source": here, "destination": there}
+    choices = [PathChoice(connection=f"job/q{n}", sports=(port,), **way) for n, port in enumerate(ports)]
     files.plan.parent.mkdir(parents=True)
-    planned = HostPaths(
-        host="h", is_enforceable=True, choices=choices, generation=generation, made_ns=1, lease_end_ns=2
-    )
+    when = {"generation": generation, "made_ns": 1, "lease_end_ns": 2}
+    planned = HostPaths(host="h", is_enforceable=True, choices=choices, **when)
     write_queue_pairs(files.plan.with_name("plan.queue-pairs"), planned)
     return files
 
 
-def test_planned_ports_are_seen_on_the_wire_and_reported(
-    fabric: Fabric, stand_in: StandIn, shim: Path, tmp_path: Path
-) -> None:
+def test_planned_ports_are_on_the_wire(fabric: Fabric, stand_in: StandIn, shim: Path, tmp_path: Path) -> None:
     ends = [fabric.address_of(host, "eth0") for host in ("h0", "h1")]
     server = plan_of(shim, tmp_path / "h0", 3, ends[0], ends[1], 50_001)
     client = plan_of(shim, tmp_path / "h1", 4, ends[1], ends[0], 60_002, 60_003)
@@ -138,9 +125,7 @@ def test_planned_ports_are_seen_on_the_wire_and_reported(
     assert (report.generation, report.outcome) == (4, "enforced")
 
 
-def test_nccl_s_way_of_looking_symbols_up_finds_the_shim_first_and_the_verbs_behind_it(
-    stand_in: StandIn, shim: Path
-) -> None:
+def test_nccl_s_way_of_looking_symbols_up_finds_the_shim_first(stand_in: StandIn, shim: Path) -> None:
     found = subprocess.run(
         [sys.executable, "-c", LOOKUP],
         env={**os.environ, "LD_LIBRARY_PATH": f"{shim}/verbs:{stand_in.folder}"},
@@ -178,7 +163,6 @@ def test_lost_and_found_link_is_told_as_an_event_of_the_port(fabric: Fabric, sta
 
 
 def port_behind(fabric: Fabric, host: str) -> Port:
-    """Return the port of the leaf that a host hangs on."""
     cable, near = fabric.plan.cable_by_port[host, "eth0"]
     return cable.far_end(near)
 

@@ -13,17 +13,10 @@ from lockstep.state.database import open_control
 from lockstep.state.documents import AuditLine
 from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import open_store
-from lockstep.verdict import Impact, Incident, Verdict
-from tests.testbed.paths.timeline import (
-    Records,
-    Step,
-    Timeline,
-    describe,
-    make_timeline,
-    note_degraded,
-    note_moved,
-    read_records,
-)
+from lockstep.verdict import Impact, Incident
+from tests.planner import build
+from tests.testbed.paths import timeline as paths
+from tests.testbed.paths.timeline import Records, Step, Timeline, describe, make_timeline
 
 LINK = "link:leaf0--spine0"
 FAULT_S = 10.0
@@ -40,34 +33,15 @@ def steps(*took_s: float) -> list[Step]:
 
 
 def incident(component: str = LINK, opened_s: float = 16.0) -> Incident:
-    opened_ns = at(opened_s)
-    verdict = Verdict(
-        id="v",
-        job="loop",
-        fault_class="comm_slow",
-        component=component,
-        confidence=0.8,
-        grade="note",
-        since_ns=at(FAULT_S),
-        last_seen_ns=opened_ns,
-        impact=Impact(ranks_waiting=7),
-        reason="slow",
-        coverage=1.0,
-    )
-    return Incident(id="v", job="loop", state="open", opened_ns=opened_ns, updated_ns=opened_ns, verdict=verdict)
+    impact = Impact(ranks_waiting=7)
+    about = build.verdict(component=component, confidence=0.8, grade="note", since_ns=at(FAULT_S), impact=impact)
+    return build.incident(about).model_copy(update={"opened_ns": at(opened_s), "updated_ns": at(opened_s)})
 
 
 def plan(generation: int, made_s: float, weight: float | None = None, reason: str = "8 flows") -> PathSummary:
-    return PathSummary(
-        generation=generation,
-        made_ns=at(made_s),
-        flows=8,
-        with_ports=0,
-        max_use=0.5,
-        bound=0.5,
-        weights={} if weight is None else {"leaf0--spine0": weight},
-        reasons=(reason,),
-    )
+    load = {"flows": 8, "with_ports": 0, "max_use": 0.5, "bound": 0.5, "reasons": (reason,)}
+    weights = {} if weight is None else {"leaf0--spine0": weight}
+    return PathSummary.model_validate({"generation": generation, "made_ns": at(made_s), "weights": weights, **load})
 
 
 def line(what: str, seconds: float, subject: str = LINK, why: str = "") -> AuditLine:
@@ -128,14 +102,11 @@ def test_only_what_belongs_to_the_fault_is_in_its_timeline() -> None:
 
 
 def test_what_was_noted_is_read_again_in_the_order_of_time(tmp_path: Path) -> None:
-    with (
-        open_store(f"chdb://{tmp_path / 'store'}") as store,
-        open_control(f"sqlite:///{tmp_path / 'control.db'}") as control,
-    ):
+    with open_store(f"chdb://{tmp_path}/store") as store, open_control(f"sqlite:///{tmp_path}/control.db") as control:
         migrate(store, Layout(store.database), now_ns=1)
-        note_degraded(control, "leaf0--spine0", "to 10%", now_ns=5)
-        note_moved(control, "loop/r0-r1", 2, "from here to there", now_ns=7)
-        records = read_records(store, control, "loop")
+        paths.note_degraded(control, "leaf0--spine0", "to 10%", now_ns=5)
+        paths.note_moved(control, "loop/r0-r1", 2, "from here to there", now_ns=7)
+        records = paths.read_records(store, control, "loop")
     assert [(each.subject, each.why) for each in records.audit] == [
         (LINK, "to 10%"),
         ("loop/r0-r1", "plan 2: from here to there"),

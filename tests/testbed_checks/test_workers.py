@@ -60,7 +60,6 @@ class Recordings:
 
 @contextmanager
 def running(plan: JobPlan, built: Path, folder: Path, limit_s: int = 60) -> Iterator[tuple[Job, Recordings]]:
-    """Run a job on loopback, and follow all its rings without a budget."""
     with ExitStack() as stack:
         followers = {}
         for host in dict.fromkeys(plan.hosts):
@@ -71,7 +70,6 @@ def running(plan: JobPlan, built: Path, folder: Path, limit_s: int = 60) -> Iter
 
 
 def record(plan: JobPlan, built: Path, folder: Path) -> Recordings:
-    """Run a job to its end and return all that was recorded."""
     with running(plan, built, folder) as (job, recordings):
         job.wait_for("done")
         recordings.read(2)
@@ -83,7 +81,6 @@ def record(plan: JobPlan, built: Path, folder: Path) -> Recordings:
 
 
 def sent_and_received(transfers: list[dict[str, Any]], direction: str) -> Counter[tuple[object, ...]]:
-    """Return the bytes on each directed edge, as one side has counted them."""
     edges = Counter[tuple[object, ...]]()
     for row in transfers:
         if row["direction"] == direction:
@@ -175,7 +172,6 @@ def find_usually_last(operations: list[dict[str, Any]], column: str) -> int | No
 
 
 def record_with(plan: JobPlan, line: str, built: Path, folder: Path) -> list[dict[str, Any]]:
-    """Return the operations of the steps in which the odd rank does what the line says."""
     with running(plan, built, folder) as (job, recordings):
         first = tell_odd(job, recordings, line)
         job.wait_for_step(first + STEPS)
@@ -265,8 +261,6 @@ def test_neighbours_of_a_killed_rank_say_so_and_fail(built: Path, tmp_path: Path
 
 
 class Deserted(Loopback):
-    """A place on which one host starts nothing."""
-
     def run_in(self, host: str, command: Sequence[str], env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         return super().run_in(host, ["true"] if host == "h1" else command, env)
 
@@ -286,11 +280,8 @@ def test_healed_rank_goes_on_and_all_leave_in_mid_work_without_complaint(built: 
         odd.wait_for("obeyed heal")
         job.wait_for_step(odd.steps[-1].step + 5)
         assert job.leave() == [0, 0, 0]
-        assert [rank.complaints for rank in job.ranks] == [
-            "",
-            "",
-            "rank 2: what this means, or for whom, is not known: dance",
-        ]
+        unknown = "rank 2: what this means, or for whom, is not known: dance"
+        assert [rank.complaints for rank in job.ranks] == ["", "", unknown]
         assert not any("WARN" in log.read_text() for log in (tmp_path / "job").glob("nccl.*.log"))
 
 

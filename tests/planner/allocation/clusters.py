@@ -18,7 +18,6 @@ def without(those: tuple[Node, ...], *names: str) -> tuple[Node, ...]:
 
 
 def linear(most: int, share: float = 0.9, each: float = 100.0) -> Throughput:
-    """Return a table that grows a little less than the count."""
     return tabulate({count: each * count**share for count in range(1, most + 1)})
 
 

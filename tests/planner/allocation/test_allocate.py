@@ -1,15 +1,20 @@
 """Healthy jobs are left alone where failures are frequent, and moved where they are rare; the plan is never worse."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from lockstep.clock import NS_PER_S
 from lockstep.errors import BadInput
-from planner.allocation.allocate import Placement, WarmAnswers, place_jobs, plan_allocation
-from planner.allocation.cluster import Cluster, Event, Job, Node, Recovery, apply, check_cluster
+from planner.allocation.allocate import Placement, WarmAnswers, finish, place_jobs, plan_allocation, solve_now
+from planner.allocation.cluster import Cluster, Event, Job, Node, Recovery, apply, check_cluster, list_events
+from planner.allocation.foresight import foresee
 from planner.allocation.gains import Change
+from planner.allocation.solve import solve
 from planner.allocation.throughput import tabulate
 from tests.planner.allocation.clusters import clusters, job, linear, nodes, without
 
@@ -89,13 +94,6 @@ def test_nodes_that_make_no_sense_are_refused() -> None:
         check_cluster(Cluster((), (), repairs_per_day=float("nan")))
 
 
-def test_alternative_that_would_need_more_nodes_than_there_are_is_left_out() -> None:
-    rigid = tuple(replace(each, least=8, may_stop=False) if each.id == "a" else each for each in PAIR)
-    plan = plan_allocation(apply(Cluster(nodes(16), rigid), Event("node_lost", "h3")))
-    assert {each.job: each.after for each in plan.jobs}["a"] >= 8, "b gives what a cannot do without"
-    assert [each.name for each in plan.alternatives] == []
-
-
 def placed(cluster: Cluster, change: Change = "reconfigure", **counts: int) -> dict[str, Placement]:
     return place_jobs(cluster, counts, dict.fromkeys(counts, change))
 
@@ -166,22 +164,11 @@ def test_what_one_job_gives_up_another_can_have_but_no_more_than_there_is() -> N
         placed(Cluster(nodes(8), (job("a"),)), a=9)
 
 
-@pytest.mark.parametrize("order", [1, -1])
-def test_the_order_of_nodes_and_jobs_does_not_matter(order: int) -> None:
-    jobs: tuple[Job, ...] = (job("a", 0, 3), job("b", 4, 2), job("c"))
-    cluster = Cluster(nodes(16)[::order], jobs[::order])
-    found = placed(cluster, a=6, b=4, c=3)
-    assert found["a"].taken == ("h3", "h6", "h7")
-    assert found["b"].taken == ("h10", "h11")
-    assert found["c"].nodes == ("h12", "h13", "h14")
-
-
 HOUR_NS = 3600 * NS_PER_S
 UNKNOWN = Event("node_joins", "h99")
 
 
 def cluster(*held: int, free: int = 1, age_s: float = 60.0) -> Cluster:
-    """Return jobs on so many nodes each, with some nodes free."""
     nodes = tuple(Node(f"h{number}", failures_per_day=0.01) for number in range(sum(held) + free))
     jobs, first = list[Job](), 0
     for count in held:
@@ -249,3 +236,83 @@ def test_too_few_nodes_are_said() -> None:
     warm.keep(before, 0)
     with pytest.raises(BadInput, match="more than the 3 nodes"):
         warm.answer(before, event, apply(before, event), 0)
+
+
+CLUSTER = Cluster(nodes(12), (job("a", 0, 5), job("b", 5, 4, weight=2.0)), (job("c", weight=5.0),))
+
+
+@given(clusters())
+def test_every_entry_equals_solving_anew(cluster: Cluster) -> None:
+    table = foresee(cluster)
+    for event in list_events(cluster):
+        seen, after = table.lookup(event), apply(cluster, event)
+        try:
+            anew = solve_now(after)
+        except BadInput:
+            assert seen.solution is None
+            continue
+        assert seen.solution is not None
+        assert anew.solution is not None
+        assert seen.running_s == anew.running_s
+        assert seen.solution.value == pytest.approx(anew.solution.value, rel=1e-9, abs=1e-6)
+        assert seen.solution.counts.sum() <= len(after.usable)
+        assert [one.job.id for one in seen.choices] == [one.id for one in after.jobs]
+        assert [one.state for one in seen.choices] == [one.state for one in anew.choices]
+
+
+def test_jobs_that_could_not_go_on_and_events_that_cannot_happen_are_refused() -> None:
+    tight = Cluster(nodes(6), (job("a", 0, 6, least=6, may_stop=False),))
+    seen = foresee(tight).lookup(Event("node_lost", "h2"))
+    assert seen.solution is None
+    with pytest.raises(BadInput, match="more than the 5 nodes that can be used"):
+        finish(apply(tight, Event("node_lost", "h2")), seen)
+    rigid = (job(name, at, 2, least=6, may_stop=False) for name, at in (("a", 0), ("b", 2)))
+    greedy = Cluster(nodes(6), (*rigid, job("c", 4, 2)))
+    assert foresee(greedy).lookup(Event("node_lost", "h2")).solution is None
+    assert foresee(greedy).lookup(Event("job_ends", "a")).solution is not None
+    table = foresee(replace(CLUSTER, nodes=without(CLUSTER.nodes, "h11")))
+    with pytest.raises(BadInput, match="node_lost:h11 cannot be the next event"):
+        table.lookup(Event("node_lost", "h11"))
+
+
+@dataclass(frozen=True)
+class Table:
+    counts: np.ndarray
+    gains: np.ndarray
+
+
+def table(choices: dict[int, float]) -> Table:
+    counts = sorted(choices)
+    return Table(np.array(counts), np.array([choices[count] for count in counts], float))
+
+
+def menus(most: int = 7) -> st.SearchStrategy[list[dict[int, float]]]:
+    gain = st.floats(-100, 100) | st.integers(-3, 3).map(float)
+    return st.lists(st.dictionaries(st.integers(0, most), gain, min_size=1, max_size=most), max_size=4)
+
+
+def best_by_force(choices: list[dict[int, float]], capacity: int) -> float | None:
+    sums = [
+        sum(menu[count] for menu, count in zip(choices, counts, strict=True))
+        for counts in product(*choices)
+        if sum(counts) <= capacity
+    ]
+    return max(sums, default=None)
+
+
+@given(menus(), st.integers(0, 20), st.booleans())
+def test_no_combination_beats_the_optimum(choices: list[dict[int, float]], capacity: int, prune: bool) -> None:
+    best = best_by_force(choices, capacity)
+    if best is None:
+        with pytest.raises(BadInput, match=f"and {capacity} can be used"):
+            solve([table(menu) for menu in choices], capacity, prune)
+        return
+    found = solve([table(menu) for menu in choices], capacity, prune)
+    assert found.value == pytest.approx(best, abs=1e-9)
+    assert found.counts.sum() <= capacity
+    assert found.value == pytest.approx(sum(menu[int(k)] for menu, k in zip(choices, found.counts, strict=True)))
+
+
+def test_jobs_that_need_more_than_there_is_are_refused_in_a_sentence() -> None:
+    with pytest.raises(BadInput, match="need at least 9 nodes together, and 8 can be used"):
+        solve([table({4: 1.0}), table({5: 1.0, 6: 2.0})], 8)

@@ -4,8 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lockstep.arrow import rows_of
 from lockstep.clock import NS_PER_S
@@ -14,7 +12,7 @@ from lockstep.state.database import ControlDatabase
 from lockstep.state.incidents import save_incidents
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
-from planner.allocation.calibration import Known, PaceReader, Run, find_pace, find_rates, in_gpus, read_runs
+from planner.allocation.calibration import Known, PaceReader, Run, find_rates, in_gpus, read_runs
 from planner.allocation.throughput import Transformer
 from planner.context import Layout
 from tests.builders import make
@@ -24,7 +22,6 @@ S = 1_000_000_000
 
 
 def run(nodes: int, *per_s: float, since_s: int = 0, gpus_each: int = 8) -> Run:
-    """Return an attempt with pieces of one second each."""
     begin_ns = (since_s + np.arange(len(per_s))) * S
     return Run(nodes, nodes * gpus_each, begin_ns, begin_ns + S, np.array(per_s))
 
@@ -48,14 +45,6 @@ def test_hints_win_and_stay_in_their_unit() -> None:
     found = find_rates([run(8, 2.0, 2.0, 2.0)], [], Known({8: 100.0, 7: 90.0}), held=8, gpus=64)
     assert (found.by_nodes, found.is_configured) == ({8: 100.0, 7: 90.0}, True)
     assert found.reason == "set in the settings for 7, 8 nodes"
-
-
-def test_steps_within_an_incident_say_nothing() -> None:
-    slow = run(8, 2.0, 2.0, 0.5, 0.5, 2.0, since_s=10)
-    assert [sample.per_s for sample in find_pace(slow, [(12 * S, 14 * S)])] == [2.0, 2.0, 2.0]
-    only_sick = find_rates([slow], [(0, 100 * S)], Known(), held=8, gpus=64)
-    assert only_sick.by_nodes == {}
-    assert only_sick.reason == "nothing is known of its work by nodes"
 
 
 def test_layout_gives_whole_replicas_and_their_bubble() -> None:
@@ -91,16 +80,7 @@ def test_table_of_another_unit_is_brought_to_gpus() -> None:
     )
 
 
-@given(st.integers(2, 12), st.floats(0.01, 100.0), st.integers(1, 8))
-def test_unit_of_the_steps_does_not_matter(most: int, pace: float, gpus_each: int) -> None:
-    seen = [run(most, *[pace] * 3, gpus_each=gpus_each), run(1, *[pace / most] * 3, gpus_each=gpus_each)]
-    found = find_rates(seen, [], Known(), held=most, gpus=most * gpus_each)
-    assert found.by_nodes[most] == pytest.approx(most * gpus_each)
-    assert found.by_nodes[1] == pytest.approx(gpus_each)
-
-
 def put(store: Store, table: str, *rows: object) -> None:
-    """Store rows under a token of their own."""
     found = TABLE_BY_NAME[table]
     store.insert(found, rows_of(found, list(rows)), token=f"{table}{hash(repr(rows))}")  # type: ignore[arg-type]
 
@@ -112,7 +92,6 @@ def step(number: int, start_s: float, period_s: float, **changes: Any) -> Step: 
 
 
 def put_attempt(store: Store, job: str, attempt: int, nodes: int, period_s: float, since_s: float = 0.0) -> None:
-    """Store an attempt of 20 steps on so many nodes of two GPUs."""
     members = [
         make(Comm, job=job, attempt=attempt, host=f"h{node}", rank=2 * node + gpu, gpu=gpu)
         for node in range(nodes)
@@ -123,9 +102,7 @@ def put_attempt(store: Store, job: str, attempt: int, nodes: int, period_s: floa
     put(store, "steps", *steps)
 
 
-def test_attempts_under_all_names_are_points_of_one_table_without_steps_within_an_incident(
-    embedded_store: Store, control: ControlDatabase
-) -> None:
+def test_attempts_under_all_names_are_one_table(embedded_store: Store, control: ControlDatabase) -> None:
     put_attempt(embedded_store, "train", 0, nodes=4, period_s=0.5)
     put_attempt(embedded_store, "train", 1, nodes=2, period_s=5.0, since_s=200)
     put_attempt(embedded_store, "train+1", 0, nodes=3, period_s=0.75, since_s=100)
@@ -158,9 +135,7 @@ def test_without_steps_the_traffic_that_moves_most_tells_the_pace(embedded_store
     assert {run.nodes: run.per_s.tolist() for run in runs} == {2: [8.0] * 5, 1: [5.0] * 5}
 
 
-def test_table_is_kept_for_a_minute_and_stays_the_same_while_its_figures_are_nearly_so(
-    embedded_store: Store, control: ControlDatabase
-) -> None:
+def test_table_is_kept_while_its_figures_are_nearly_so(embedded_store: Store, control: ControlDatabase) -> None:
     reader = PaceReader(embedded_store, control)
     assert reader.rates_of(["train"], Known(), 2, 4, seconds(50)).by_nodes == {}
     put_attempt(embedded_store, "train", 0, nodes=4, period_s=0.5)
@@ -173,8 +148,3 @@ def test_table_is_kept_for_a_minute_and_stays_the_same_while_its_figures_are_nea
     put_attempt(embedded_store, "train", 3, nodes=2, period_s=1.2, since_s=200)
     put_attempt(embedded_store, "train", 4, nodes=2, period_s=1.2, since_s=300)
     assert reader.rates_of(["train"], Known(), 2, 4, seconds(400)).by_nodes[2] < first.by_nodes[2]
-
-
-def test_without_a_store_only_hints_and_models_speak(control: ControlDatabase) -> None:
-    found = PaceReader(None, control).rates_of(["train"], Known({4: 1.0}), 4, 8, seconds(10))
-    assert found.is_configured

@@ -22,7 +22,6 @@ def choices(one: Job, *lost: str, capacity: int = 16) -> Choices:
 
 
 def at(those: Choices, count: int) -> tuple[str, float, float]:
-    """Return way, downtime and work done again."""
     pick = those.counts.tolist().index(count)
     return those.change_at(pick), float(those.downtime_s[pick]), float(those.lost_work_s[pick])
 

@@ -5,17 +5,8 @@ from dataclasses import replace
 import pytest
 
 from lockstep.errors import BadInput
-from planner.allocation.throughput import (
-    Layout,
-    Machine,
-    Sample,
-    Throughput,
-    Transformer,
-    best_layout,
-    calibrate,
-    model_throughput,
-    tabulate,
-)
+from planner.allocation import throughput
+from planner.allocation.throughput import Machine, Sample, Throughput, Transformer, tabulate
 
 MODEL = tabulate({1: 100.0, 2: 190.0, 4: 360.0, 8: 640.0})
 
@@ -25,18 +16,18 @@ def seen(nodes: int, *per_s: float) -> list[Sample]:
 
 
 def test_counts_that_were_seen_have_their_median_and_others_the_shape_of_the_model() -> None:
-    table = calibrate(seen(4, 1.4, 1.5, 9.0), work_each=200.0, model=MODEL)
+    table = throughput.calibrate(seen(4, 1.4, 1.5, 9.0), work_each=200.0, model=MODEL)
     assert table.at(4) == 300.0
     assert table.measured == {4}
-    table = calibrate(seen(4, 1.8, 1.8, 1.8), work_each=100.0, model=MODEL)
+    table = throughput.calibrate(seen(4, 1.8, 1.8, 1.8), work_each=100.0, model=MODEL)
     assert [table.at(count) for count in MODEL.counts] == pytest.approx([50.0, 95.0, 180.0, 320.0])
-    table = calibrate([*seen(1, 1, 1, 1), *seen(4, 1.8, 1.8, 1.8)], work_each=100.0, model=MODEL)
+    table = throughput.calibrate([*seen(1, 1, 1, 1), *seen(4, 1.8, 1.8, 1.8)], work_each=100.0, model=MODEL)
     assert table.at(2) == pytest.approx(190.0 * 0.75)
     assert table.at(8) == pytest.approx(320.0)
-    table = calibrate(seen(3, 2.0, 2.0, 2.0), work_each=100.0, model=MODEL)
+    table = throughput.calibrate(seen(3, 2.0, 2.0, 2.0), work_each=100.0, model=MODEL)
     assert (table.at(3), table.at(4)) == (200.0, 360.0)
     assert table.measured == {3}
-    assert calibrate(seen(4, 1.8, 1.8), work_each=100.0, model=MODEL) == MODEL
+    assert throughput.calibrate(seen(4, 1.8, 1.8), work_each=100.0, model=MODEL) == MODEL
     assert [MODEL.at(count) for count in (0, 3, 9)] == [0.0, 0.0, 0.0]
 
 
@@ -55,18 +46,18 @@ MACHINE = Machine()
 
 
 def test_a_model_needs_its_nodes_and_does_more_but_less_each_with_more() -> None:
-    assert best_layout(SEVEN_B, MACHINE, 1) is not None
-    assert best_layout(LARGE, MACHINE, 2) is None
-    assert best_layout(LARGE, MACHINE, 16) is not None
-    table = model_throughput(SEVEN_B, MACHINE, range(1, 17))
+    assert throughput.best_layout(SEVEN_B, MACHINE, 1) is not None
+    assert throughput.best_layout(LARGE, MACHINE, 2) is None
+    assert throughput.best_layout(LARGE, MACHINE, 16) is not None
+    table = throughput.model_throughput(SEVEN_B, MACHINE, range(1, 17))
     assert set(table.counts) >= {1, 2, 4, 8, 16}
     assert not {7, 11, 13} & set(table.counts)
     assert table.measured == frozenset()
-    table = model_throughput(SEVEN_B, MACHINE, [1, 2, 4, 8, 16, 32])
+    table = throughput.model_throughput(SEVEN_B, MACHINE, [1, 2, 4, 8, 16, 32])
     each = [rate / count for count, rate in zip(table.counts, table.rates, strict=True)]
     assert list(table.rates) == sorted(table.rates)
     assert each == sorted(each, reverse=True)
-    table = model_throughput(LARGE, MACHINE, [16, 32, 48, 64])
+    table = throughput.model_throughput(LARGE, MACHINE, [16, 32, 48, 64])
     for count, rate in zip(table.counts, table.rates, strict=True):
         assert 0.2 < rate / (count * MACHINE.gpus * MACHINE.flops) < MACHINE.efficiency
 
@@ -75,8 +66,8 @@ def test_the_bubble_is_that_of_1f1b() -> None:
     # One replica over two stages without tensor parallelism: compute times 1 + (P - 1) / M, and no all-reduce.
     machine = Machine(gpus=2, memory_gib=1e6, nvlink_bytes_s=1e30, nic_bytes_s=1e-30)
     lone = replace(SEVEN_B, global_batch=4)
-    found = best_layout(lone, replace(machine, nvlink_bytes_s=1e-30), 1)
+    found = throughput.best_layout(lone, replace(machine, nvlink_bytes_s=1e-30), 1)
     assert found is not None
     layout, seconds = found
-    assert layout == Layout(tp=1, pp=2, dp=1, micro_batches=4)
+    assert layout == throughput.Layout(tp=1, pp=2, dp=1, micro_batches=4)
     assert seconds == pytest.approx(lone.flop / (2 * machine.flops * machine.efficiency) * (1 + 1 / 4))

@@ -24,7 +24,6 @@ def copy_real(name: str, target: Path) -> Path:
 
 
 def make_old(path: Path, changed_ns: int = OLD_NS) -> None:
-    """Give everything below a folder one age."""
     for file in [path, *path.rglob("*")]:
         os.utime(file, ns=(changed_ns, changed_ns), follow_symlinks=False)
 
@@ -40,7 +39,6 @@ def read(
 
 
 def read_one(path: Path, now_ns: int = NOW_NS) -> Checkpoint:
-    """Return the only checkpoint below a folder, or the one that it is."""
     (only,) = read(path, now_ns).checkpoints
     return only
 
@@ -69,32 +67,15 @@ def fake_zero(folder: Path, *, tp: int = 1, pp: int = 1, dp: int = 2, layers: in
 
 
 def checkpoint(step: int | None = 100, **changed: Any) -> Checkpoint:
-    """Return a complete DCP checkpoint, changed as given."""
-    usual: dict[str, Any] = {
-        "path": f"/c/step-{step}",
-        "format": "dcp",
-        "step": step,
-        "layout": SavedLayout(world=8),
-        "state": "complete",
-        "reason": "all files are there",
-        "bytes": 8_000_000_000,
-        "files": 9,
-        "saved_ns": OLD_NS,
-        "moves": "any",
-    }
-    return Checkpoint(**(usual | changed))
+    what = {"path": f"/c/step-{step}", "format": "dcp", "step": step, "layout": SavedLayout(world=8), "moves": "any"}
+    found = {"state": "complete", "reason": "all files are there", "bytes": 8_000_000_000, "files": 9}
+    return Checkpoint(**(what | found | {"saved_ns": OLD_NS} | changed))
 
 
 def zero(step: int = 100, **changed: Any) -> Checkpoint:
-    """Return a complete ZeRO checkpoint of tp2 pp1 dp4, changed as given."""
-    usual: dict[str, Any] = {
-        "path": f"/c/global_step{step}",
-        "format": "ds_zero",
-        "layout": SavedLayout(tp=2, pp=1, dp=4, world=8),
-        "moves": "convert",
-        "moves_because": "ZeRO loads on its own layout only",
-    }
-    return checkpoint(step, **(usual | changed))
+    what = {"path": f"/c/global_step{step}", "format": "ds_zero", "layout": SavedLayout(tp=2, pp=1, dp=4, world=8)}
+    moves = {"moves": "convert", "moves_because": "ZeRO loads on its own layout only"}
+    return checkpoint(step, **(what | moves | changed))
 
 
 def catalogue(*checkpoints: Checkpoint) -> Catalogue:

@@ -6,10 +6,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from planner.checkpoints.checkpoint import Checkpoint, ReadRate, SavedLayout
+from planner.checkpoints.checkpoint import (
+    Checkpoint,
+    ReadRate,
+    SavedLayout,
+    estimate_convert_s,
+    estimate_load_s,
+    newest_first,
+)
 from planner.checkpoints.choose import CONVERTER, CheckpointFolders, Choice, ChoiceOptions, choose_checkpoint
-from planner.context import Layout
+from planner.context import Layout, Resume
 from tests.planner.build import seconds
 from tests.planner.checkpoints.build import NOW_NS, OLD_NS, catalogue, checkpoint, copy_real, make_old, zero
 
@@ -46,14 +54,13 @@ def test_nothing_complete_is_refused_in_a_sentence() -> None:
 
 
 def test_formats_that_cut_anew_load_on_any_layout_and_zero_on_its_own_without_a_command() -> None:
-    for kind in ("dcp", "torch_dist", "universal"):
-        choice = choose(checkpoint(format=kind), target=SavedLayout(tp=1, pp=8, dp=2))
-        assert (choice.load_from, choice.convert, choice.load_s) == ("/c/step-100", (), 8.0)
+    choice = choose(checkpoint(), target=SavedLayout(tp=1, pp=8, dp=2))
+    assert (choice.load_from, choice.convert, choice.load_s) == ("/c/step-100", (), 8.0)
     choice = choose(zero())
     assert (choice.load_from, choice.convert, choice.convert_s, choice.limits) == ("/c/global_step100", (), None, ())
     shared = SavedLayout(tp=2, pp=1, dp=2, cp=2)  # ranks that share a sequence count as replicas
     assert choose(zero(), target=shared).convert == ()
-    assert choose(zero(layout=SavedLayout(world=8)), target=SAME).convert != (), "it is not known to be the same"
+    assert choose(zero(layout=SavedLayout(world=8))).convert != (), "it is not known to be the same"
 
 
 def test_zero_on_another_layout_is_converted_by_deepspeeds_own_command() -> None:
@@ -119,67 +126,85 @@ def test_what_is_chosen_is_complete_and_no_newer_one_would_do(held: list[tuple[i
     assert bool(choice.convert) == (choice.checkpoint.moves == "convert" and choice.checkpoint.layout.dp != 4)
 
 
+def folders_in(folder: Path, **more: Any) -> CheckpointFolders:
+    return CheckpointFolders(f"{folder}/{{job}}", **({"read_mb_per_s": 100.0} | more))
+
+
+def newest(folders: CheckpointFolders, layout: Layout | None = None, after_s: int = 0, job: str = "train") -> Resume:
+    found = folders.newest(job, layout, NOW_NS + after_s * 10**9)
+    assert found is not None
+    return found
+
+
 def test_job_without_a_folder_of_its_name_has_no_checkpoint(tmp_path: Path) -> None:
-    folders = CheckpointFolders(f"{tmp_path}/{{job}}", read_mb_per_s=100.0)
+    folders = folders_in(tmp_path)
     assert folders.newest("nobody", None, seconds(0)) is None
     assert folders.next_save_s("nobody", seconds(0)) is None
     (tmp_path / "jobs").mkdir()
     copy_real("dcp", tmp_path / "outside")
-    folders = CheckpointFolders(f"{tmp_path}/jobs/{{job}}", read_mb_per_s=100.0)
-    assert folders.newest("../outside", None, NOW_NS) is None
+    assert folders_in(tmp_path / "jobs").newest("../outside", None, NOW_NS) is None
 
 
-def test_newest_complete_checkpoint_is_found_again_after_some_seconds_with_its_age_and_load_time(
-    tmp_path: Path,
-) -> None:
-    saved = copy_real("dcp", tmp_path / "train")
-    folders = CheckpointFolders(f"{tmp_path}/{{job}}", read_mb_per_s=100.0)
-    found = folders.newest("train", Layout(replicas=3), NOW_NS)
-    assert found is not None
+def test_newest_complete_checkpoint_is_found_with_its_age_and_load_time(tmp_path: Path) -> None:
+    saved, folders = copy_real("dcp", tmp_path / "train"), folders_in(tmp_path)
+    found = newest(folders, Layout(replicas=3))
     assert (found.path, found.form, found.convert) == (f"{saved}/step-200", "dcp", ())
-    assert found.age_s == (NOW_NS - OLD_NS) / 1e9
-    assert found.load_s > 0
+    assert (found.age_s, found.load_s > 0) == ((NOW_NS - OLD_NS) / 1e9, True)
     assert folders.newest("chat", None, NOW_NS) is None
     copy_real("dcp", tmp_path / "chat" / "step-100")
-    assert folders.newest("chat", None, NOW_NS + 10**9) is None
-    assert folders.newest("chat", None, NOW_NS + 6 * 10**9) is not None
+    assert folders.newest("chat", None, NOW_NS + 10**9) is None, "it looks again after some seconds"
+    assert newest(folders, after_s=6, job="chat").path == f"{tmp_path}/chat/step-100/step-200"
 
 
 def test_checkpoint_that_failed_to_load_is_passed_over_until_it_is_saved_anew(tmp_path: Path) -> None:
-    for step in (100, 200):
-        copy_real("dcp/step-200", tmp_path / "train" / f"step-{step}")
-    newest = tmp_path / "train" / "step-200"
-    failed = {str(newest): (OLD_NS + 5, "train+1 was started from it and failed (d1)")}
-    folders = CheckpointFolders(f"{tmp_path}/{{job}}", 1.0, unloadable=lambda: failed)
-    found = folders.newest("train", None, NOW_NS)
-    assert found is not None
-    assert found.path == str(tmp_path / "train" / "step-100")
+    older, last = (copy_real("dcp/step-200", tmp_path / "train" / f"step-{step}") for step in (100, 200))
+    message = "train+1 was started from it and failed (d1)"
+    folders = folders_in(tmp_path, unloadable=lambda: {str(last): (OLD_NS + 5, message)})
+    assert newest(folders).path == str(older)
     first = folders.catalogue("train", NOW_NS).checkpoints[0]
-    assert (first.state, first.reason) == ("unreadable", "train+1 was started from it and failed (d1)")
-    make_old(newest, OLD_NS + 6)
-    again = folders.newest("train", None, NOW_NS + 60 * 1_000_000_000)
-    assert again is not None
-    assert again.path == str(newest)
+    assert (first.state, first.reason) == ("unreadable", message)
+    make_old(last, OLD_NS + 6)
+    assert newest(folders, after_s=60).path == str(last)
 
 
-def test_zero_is_converted_where_the_layout_changes_or_else_a_person_is_told_or_an_older_one_taken(
-    tmp_path: Path,
-) -> None:
+def test_zero_is_converted_where_the_layout_changes_or_a_person_is_told(tmp_path: Path) -> None:
     saved = copy_real("zero_1/global_step3", tmp_path / "train" / "global_step3")
-    folders = CheckpointFolders(f"{tmp_path}/{{job}}", read_mb_per_s=100.0)
-    same = folders.newest("train", None, NOW_NS)
-    other = folders.newest("train", Layout(replicas=3), NOW_NS)
-    assert same is not None
-    assert other is not None
+    same, other = (newest(folders_in(tmp_path), layout) for layout in (None, Layout(replicas=3)))
     assert (same.path, same.form, same.convert, same.obstacle) == (str(saved), "ds_zero", (), None)
     assert (other.path, other.form, other.obstacle) == (f"{saved}_universal", "universal", None)
     assert other.convert[3:7] == ("--input_folder", str(saved), "--output_folder", f"{saved}_universal")
-    folders = CheckpointFolders(f"{tmp_path}/{{job}}", read_mb_per_s=100.0, converter=())
-    found = folders.newest("train", Layout(replicas=3), NOW_NS)
-    assert found is not None
-    assert found.obstacle == f"{saved} must be converted for the new layout, and planner.converter is not set"
+    unset = "must be converted for the new layout, and planner.converter is not set"
+    assert newest(folders_in(tmp_path, converter=()), Layout(replicas=3)).obstacle == f"{saved} {unset}"
     older = copy_real("zero_3/global_step3_universal", tmp_path / "train" / "global_step2_universal")
-    folders = CheckpointFolders(f"{tmp_path}/{{job}}", read_mb_per_s=100.0, converter=())
-    found = folders.newest("train", Layout(replicas=3), NOW_NS)
-    assert found is not None
+    found = newest(folders_in(tmp_path, converter=()), Layout(replicas=3))
     assert (found.path, found.convert, found.obstacle) == (str(older), (), None)
+
+
+@pytest.mark.parametrize(
+    "change", [{"state": "fine"}, {"bytes": -1}, {"format": "zarr"}, {"more": 1}, {"reason": None}]
+)
+def test_what_a_job_tells_is_checked(change: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        Checkpoint.model_validate(checkpoint().model_dump() | change)
+
+
+def test_layout_is_taken_from_a_decisions_target_and_reads_as_people_write_it() -> None:
+    target = {"nnodes": 3, "tp": 8, "pp": 4, "dp": 3, "global_batch": 1536}
+    assert SavedLayout.of(target) == SavedLayout(tp=8, pp=4, dp=3)
+    layouts = (SavedLayout(tp=8, dp=3), SavedLayout(world=4), SavedLayout())
+    assert [str(each) for each in layouts] == ["tp8 dp3", "4 ranks", "unknown"]
+
+
+def test_checkpoints_without_a_step_come_last() -> None:
+    ordered = sorted([checkpoint(None), checkpoint(0), checkpoint(7), checkpoint(30)], key=newest_first)
+    assert [each.step for each in ordered] == [30, 7, 0, None]
+
+
+GIVEN = ReadRate(source="remote", bytes_per_s=1e9)
+
+
+def test_loading_takes_the_time_of_the_source_and_converting_reads_and_writes_twice() -> None:
+    assert estimate_load_s(checkpoint(bytes=8_000_000_000), [GIVEN]) == pytest.approx(8.0)
+    assert estimate_load_s(checkpoint(source="peer"), [GIVEN]) is None
+    assert estimate_convert_s(zero(bytes=10_000_000_000), [GIVEN]) == pytest.approx(8.6 + 40.0)
+    assert estimate_convert_s(zero(), []) is None

@@ -27,7 +27,6 @@ WHOLE = "all 4 parameters that the model states name are there, and each file ha
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    """The folder of a job that has saved a ZeRO checkpoint."""
     copy_real("zero_1/global_step3", tmp_path / "job" / "global_step3")
     return tmp_path / "job"
 

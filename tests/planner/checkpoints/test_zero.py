@@ -83,9 +83,7 @@ def test_layer_that_is_missing_is_named_by_the_states(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("layers", "moves"), [(None, "never"), ([{"moe_layer_id": 0}], "convert")])
-def test_experts_of_native_moe_cannot_be_converted_and_those_of_auto_ep_can(
-    tmp_path: Path, layers: object, moves: str
-) -> None:
+def test_experts_of_native_moe_cannot_be_converted(tmp_path: Path, layers: object, moves: str) -> None:
     folder = fake_zero(tmp_path / "global_step7", ds_autoep_layers=layers, num_experts=[4])
     for expert in range(4):
         save_like_torch(folder / f"layer_0_expert_{expert}_mp_rank_00_model_states.pt", {})

@@ -33,8 +33,6 @@ _COLLECTION = re.compile(
 
 
 class FakeKubernetes:
-    """What the fake holds, and what it was asked."""
-
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Object]] = {}
         self.requests: list[str] = []  # such as "PATCH /api/v1/nodes/gpu-1"
@@ -58,7 +56,6 @@ class FakeKubernetes:
         named[thing["metadata"]["name"]] = thing
 
     def answer(self, method: str, path: str, body: Object) -> tuple[int, Object]:
-        """Return status and body of the answer to one request."""
         self.requests.append(f"{method} {path.split('?')[0]}")
         if self.faults.get(method):
             return _status(self.faults[method].pop(0), "told to fail")
@@ -76,7 +73,6 @@ class FakeKubernetes:
         return {"GET": self._get, "PATCH": self._patch, "DELETE": self._delete}[method](collection, name, body)
 
     def _list(self, things: list[Object], path: str) -> Object:
-        """Return a page, and where the next one begins."""
         begin = int(parse_qs(urlsplit(path).query).get("continue", ["0"])[0])
         end = begin + self.page_size
         after = {"continue": str(end)} if end < len(things) else {}
@@ -143,7 +139,6 @@ class FakeKubernetes:
 
 
 def merge(target: Any, patch: Any) -> Any:
-    """Return a JSON merge patch applied (RFC 7396)."""
     if not isinstance(patch, dict):
         return patch
     target = target if isinstance(target, dict) else {}
@@ -156,7 +151,6 @@ def merge(target: Any, patch: Any) -> Any:
 
 
 def load(name: str) -> Object:
-    """Return an object of tests/data/kubernetes."""
     loaded: Object = json.loads((DATA / f"{name}.json").read_text())
     return loaded
 
@@ -177,7 +171,6 @@ def fill(fake: FakeKubernetes) -> None:
 
 @contextmanager
 def serve(fake: FakeKubernetes) -> Iterator[str]:
-    """Yield the address of the fake while it listens."""
 
     class Handler(Quiet, BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -235,12 +228,10 @@ def _status(code: int, message: str) -> tuple[int, Object]:
 
 
 def make(api: Any, **options: Any) -> KubernetesController:
-    """Return a controller that talks to the fake."""
     return KubernetesController(api, KubernetesOptions(**options), ManualClock())
 
 
 def expect(report: Report, outcome: str, *words: str) -> None:
-    """Check how an act ended, and what was said of it."""
     assert report.outcome == outcome, report
     for word in words:
         assert word in report.what

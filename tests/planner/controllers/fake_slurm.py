@@ -55,13 +55,11 @@ class FakeSlurm:
             (self.home / f"{key}.{suffix}").write_text(text)
 
     def calls(self, tool: str = "") -> list[str]:
-        """Return how the commands, or one of them, were called."""
         path = self.home / "calls"
         lines = path.read_text().splitlines() if path.exists() else []
         return [line for line in lines if line.startswith(tool)]
 
     def changes(self) -> list[str]:
-        """Return the calls that change something."""
         return [line for line in self.calls() if not line.startswith(("squeue", "scontrol show", "scontrol write"))]
 
     def options(self, dry_run: bool = False, timeout_s: float = 60.0) -> SlurmOptions:
@@ -81,7 +79,6 @@ NOT_DEFINED = "Requested REST method is not defined at URL. Please view /openapi
 
 
 def recorded(name: str) -> dict[str, Any]:
-    """Return one answer of the real slurmrestd."""
     answer: dict[str, Any] = json.loads((DATA / f"{name}.json").read_text())
     return answer
 
@@ -109,7 +106,6 @@ class FakeSlurmrestd:
 
 @contextmanager
 def serve(fake: FakeSlurmrestd) -> Iterator[str]:
-    """Give the address at which the fake answers."""
 
     class Handler(Quiet, BaseHTTPRequestHandler):
         def do_GET(self) -> None:

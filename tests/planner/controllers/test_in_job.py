@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from lockstep.state.leases import Lease
 from lockstep.training.meeting import Meeting, Patience, TrainingOptions
 from planner.assembly import make_controller
 from planner.controllers.in_job import InJobController, InJobOptions
-from planner.controllers.protocol import EVERY_ACT, Controller, InJob, OwnSpelling, Restart, Shrink
+from planner.controllers.protocol import EVERY_ACT, Controller, InJob, JobView, OwnSpelling, Restart, Shrink
 from planner.decide import PlannerOptions
 from planner.execute import Executor, check_effect
 from planner.service import PlannerService
@@ -43,37 +44,34 @@ def controller(tmp_path: Path, beside: Controller, **options: object) -> InJobCo
     return InJobController(InJobOptions(**given), beside, SystemClock())  # type: ignore[arg-type]  # of a test's own
 
 
-def replicas(tmp_path: Path) -> list[Meeting]:
-    """A job of three replicas in its first generation."""
-    path = tmp_path / "jobs" / "train"
-    return begun(
-        [Meeting(TrainingOptions(path, "train", n, 3, 6, node, silence_s=99.0)) for n, node in enumerate(NODES)]
-    )
+def described(ours: Controller) -> JobView:
+    view = ours.job("train")
+    assert view is not None
+    return view
+
+
+def replicas(tmp_path: Path, stages: int = 0) -> list[Meeting]:
+    """Return a job of three replicas in its first generation; each has a node, and its stages a worker each."""
+    path, options = tmp_path / "jobs" / "train", {"silence_s": 99.0, "micro_batches": 12 if stages else 6}
+    places = [{"stage": stage, "stages": stages} for stage in range(stages)] if stages else [{}]
+    every: list[dict[str, Any]] = [  # Any: options of a worker
+        {"replica": n, "replicas": 3, "node": node, **options, **place}
+        for n, node in enumerate(NODES)
+        for place in places
+    ]
+    job = [Meeting(TrainingOptions(path, "train", **each)) for each in every]
+    for _ in range(2):
+        for each in job:
+            each.announce()
+            each.beat()
+        job[0].begin(0.0)
+    for each in job:
+        each.move_on()
+    return job
 
 
 def workers(tmp_path: Path) -> list[Meeting]:
-    """A pipeline of three replicas and two stages in its first generation; each replica has a node."""
-    path = tmp_path / "jobs" / "train"
-    shape = {"replicas": 3, "stages": 2, "micro_batches": 12, "silence_s": 99.0}
-    places = [(replica, stage) for replica in range(3) for stage in range(2)]
-    return begun(
-        [
-            Meeting(TrainingOptions(path, "train", replica, stage=stage, node=NODES[replica], **shape))  # type: ignore[arg-type]  # of a test's own
-            for replica, stage in places
-        ]
-    )
-
-
-def begun(made: list[Meeting]) -> list[Meeting]:
-    """Let a job begin."""
-    for _ in range(2):
-        for each in made:
-            each.announce()
-            each.beat()
-        made[0].begin(0.0)
-    for each in made:
-        each.move_on()
-    return made
+    return replicas(tmp_path, stages=2)
 
 
 @contextmanager
@@ -112,25 +110,22 @@ def test_other_acts_are_those_of_the_controller_beside_it(tmp_path: Path, beside
 
 def test_a_job_is_described_by_what_it_has_announced_while_it_lives(tmp_path: Path, beside: FakeController) -> None:
     ours = controller(tmp_path, beside)
-    before = ours.job("train")
-    assert before is not None
+    before = described(ours)
     assert (list(before.can), before.replicas) == ([], None)
     replicas(tmp_path)
-    view = ours.job("train")
-    assert view is not None
+    view = described(ours)
     assert (view.nodes, view.can, view.replicas, view.micro_batches) == (NODES, ("drop_replica",), 3, 2)
-    late = InJobController(
-        InJobOptions(f"{tmp_path}/jobs/{{job}}", "fake"), beside, ManualClock(SystemClock().now_ns() + 10**12)
-    )
-    assert late.job("train") == before
+    much_later = ManualClock(SystemClock().now_ns() + 10**12)
+    options = InJobOptions(f"{tmp_path}/jobs/{{job}}", "fake")
+    assert described(InJobController(options, beside, much_later)) == before
 
 
 def test_an_order_is_carried_out_once_and_its_effect_told(tmp_path: Path, beside: FakeController) -> None:
     job, ours = replicas(tmp_path), controller(tmp_path, beside)
     with at_work(job):
-        assert ours.shrink(WITHOUT_H1).what == "generation 2 goes on with 2 replicas"
-        again = controller(tmp_path, beside).shrink(WITHOUT_H1)
-        assert (again.outcome, again.what) == ("already", "generation 2 goes on with 2 replicas")
+        for outcome, asked in (("done", ours), ("already", controller(tmp_path, beside))):
+            report = asked.shrink(WITHOUT_H1)
+            assert (report.outcome, report.what) == (outcome, "generation 2 goes on with 2 replicas")
         assert ours.shrink(Shrink("d2", "train", "drop_replica", ("h1",))).outcome == "already"
     assert job[0].now is not None
     assert (job[0].now.number, job[0].now.mark, job[0].now.out) == (2, "d1", ("h1",))
@@ -138,9 +133,7 @@ def test_an_order_is_carried_out_once_and_its_effect_told(tmp_path: Path, beside
     measured = Effect(generation=2, step=7, standstill_s=1.5, speed_after=0.7)
     job[0].folder.write("effects/2.json", measured)
     assert ours.effect("train", "d1") == measured
-    view = ours.job("train")
-    assert view is not None
-    assert view.standstill_s == 1.5
+    assert described(ours).standstill_s == 1.5
 
 
 @pytest.mark.parametrize("h1", ["h1", "h1.site.example"])
@@ -156,15 +149,12 @@ def test_a_node_that_is_given_back_may_join_again(tmp_path: Path, beside: FakeCo
     assert "h1" in [member.node for member in job[0].now.members]
 
 
-def test_a_job_that_has_announced_nothing_or_says_nothing_is_not_pressed(
-    tmp_path: Path, beside: FakeController
-) -> None:
+def test_a_job_that_says_nothing_is_not_pressed(tmp_path: Path, beside: FakeController) -> None:
     ours = controller(tmp_path, beside, timeout_s=0.05)
     assert ours.shrink(WITHOUT_H1).outcome == "refused"
     job = replicas(tmp_path)
-    assert (
-        ours.shrink(Shrink("d1", "train", "recycle", ("h1",))).what == "train has not announced that it can recycle"
-    )
+    unable = ours.shrink(Shrink("d1", "train", "recycle", ("h1",)))
+    assert unable.what == "train has not announced that it can recycle"
     silent = ours.shrink(WITHOUT_H1)
     assert (silent.outcome, silent.what) == ("failed", "train has not answered within 0.05 s")
     with at_work(job):  # the order is still there, and it is the same one
@@ -175,8 +165,7 @@ def test_a_pipeline_is_told_to_hand_work_to_peers_and_to_nothing_else(tmp_path: 
     job, ours = workers(tmp_path), controller(tmp_path, beside)
     job[0].speed_after = 0.8
     job[0].announce()
-    view = ours.job("train")
-    assert view is not None
+    view = described(ours)
     assert (view.can, view.replicas, view.stages, view.micro_batches) == (("recycle",), 3, 2, 4)
     assert view.speed_after == 0.8
     with at_work(job):
@@ -203,9 +192,7 @@ def test_a_dry_run_says_what_would_be_ordered(tmp_path: Path, beside: FakeContro
     assert not list(JobFolder(tmp_path / "jobs" / "train").orders())
 
 
-def test_names_that_lead_elsewhere_are_refused_and_a_folder_that_fails_is_the_controller_down(
-    tmp_path: Path, beside: FakeController
-) -> None:
+def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, beside: FakeController) -> None:
     ours = controller(tmp_path, beside)
     with pytest.raises(BadInput, match="no name of a job"):
         ours.job("../secrets")
@@ -239,19 +226,13 @@ def test_a_dead_host_is_decided_on_ordered_out_and_what_that_brought_is_measured
     options = PlannerOptions(PlannerSettings(modes={action: "execute"}))
     planner = PlannerService(control, reader, options, Executor(control, ours))
     with at_work(job):
-        planner.run_once(lease, seconds(10))
-        planner.run_once(lease, seconds(11))
-        planner.run_once(lease, seconds(12))
+        for at_s in (10, 11, 12):
+            planner.run_once(lease, seconds(at_s))
     (made,) = list_decisions(control)
-    assert (made.action, [part.node for part in made.isolate]) == (action, ["h1"])
-    assert made.cost.downtime_s == 15.0
+    assert (made.action, [part.node for part in made.isolate], made.cost.downtime_s) == (action, ["h1"], 15.0)
     (run,) = list_executions(control)
-    assert [(step.act, step.state) for step in run.steps] == [
-        ("isolate", "done"),
-        (action, "done"),
-        ("watch", "begun"),
-    ]
-    assert beside.world.acts == ["isolate h1"]
+    done = [("isolate", "done"), (action, "done"), ("watch", "begun")]
+    assert ([(step.act, step.state) for step in run.steps], beside.world.acts) == (done, ["isolate h1"])
     job[0].folder.write("effects/2.json", Effect(generation=2, step=7, standstill_s=1.5, speed_after=0.66))
     planner.run_once(lease, seconds(20))
     (run,) = list_executions(control)
@@ -259,17 +240,13 @@ def test_a_dead_host_is_decided_on_ordered_out_and_what_that_brought_is_measured
     assert run.steps[-1].message == "train goes on with step 7: 1.5 s without progress, and 66% of the speed before"
 
 
-@pytest.mark.parametrize(
-    ("measured", "waited_s", "says"),
-    [
+def test_progress_is_waited_for_longer() -> None:
+    measured = Effect(generation=2, step=7, standstill_s=1.5)
+    for told, waited_s, says in (
         (None, 599.0, None),
         (None, 601.0, "train has settled no step in 601 s"),
-        (Effect(generation=2, step=7, standstill_s=1.5), 59.0, None),
-        (Effect(generation=2, step=7, standstill_s=1.5), 61.0, "train goes on with step 7: 1.5 s without progress"),
-    ],
-)
-def test_the_speed_is_waited_for_a_while_and_progress_for_longer(
-    measured: Effect | None, waited_s: float, says: str | None
-) -> None:
-    report = check_effect("train", measured, waited_s)
-    assert (report.what if report else None) == says
+        (measured, 59.0, None),
+        (measured, 61.0, "train goes on with step 7: 1.5 s without progress"),
+    ):
+        report = check_effect("train", told, waited_s)
+        assert (report.what if report else None) == says

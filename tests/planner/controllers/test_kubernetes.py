@@ -49,9 +49,7 @@ def test_it_keeps_the_contract_of_controllers(fake: FakeKubernetes, api: Any) ->
     check_contract(rig)
 
 
-def test_isolated_node_is_cordoned_and_tainted_beside_foreign_taints_and_evicts_only_when_told_so(
-    fake: FakeKubernetes, api: Any
-) -> None:
+def test_isolated_node_is_cordoned_and_tainted_beside_foreign_taints(fake: FakeKubernetes, api: Any) -> None:
     make(api).isolate("gpu-1", "mark-1", "xid 79")
     spec = fake.objects[NODES]["gpu-1"]["spec"]
     assert spec["unschedulable"] is True
@@ -62,22 +60,7 @@ def test_isolated_node_is_cordoned_and_tainted_beside_foreign_taints_and_evicts_
     assert fake.objects[NODES]["gpu-2"]["spec"]["taints"][-1]["effect"] == "NoExecute"
 
 
-def test_cordon_of_a_person_stays(fake: FakeKubernetes, api: Any) -> None:
-    fake.objects[NODES]["gpu-1"]["spec"]["unschedulable"] = True
-    expect(make(api).isolate("gpu-1", "mark-1", "xid 79"), "done")
-    expect(make(api).release("gpu-1", "mark-1"), "done", "cordoned before us")
-    assert fake.objects[NODES]["gpu-1"]["spec"]["unschedulable"] is True
-    assert make(api).nodes()[0].reason == "cordoned, but not by Lockstep"
-    make(api).isolate("gpu-2", "mark-1", "xid 79")
-    spec = fake.objects[NODES]["gpu-2"]["spec"]
-    spec["taints"] = [taint for taint in spec["taints"] if taint["key"] != ISOLATED]  # given back, cordoned later
-    expect(make(api).release("gpu-2", "mark-1"), "refused", "was not isolated by us")
-    assert fake.objects[NODES]["gpu-2"]["spec"]["unschedulable"] is True
-
-
-def test_node_that_is_not_ready_is_not_usable_and_large_clusters_come_page_by_page(
-    fake: FakeKubernetes, api: Any
-) -> None:
+def test_node_that_is_not_ready_is_not_usable_and_pages_are_read(fake: FakeKubernetes, api: Any) -> None:
     ready = fake.objects[NODES]["gpu-1"]["status"]["conditions"][1]
     ready |= {"status": "Unknown", "message": "Kubelet stopped posting node status."}
     node = make(api).nodes()[0]
@@ -94,9 +77,7 @@ def test_conflict_is_tried_once_more(fake: FakeKubernetes, api: Any) -> None:
     expect(make(api).isolate("gpu-2", "mark-1", "xid 79"), "failed", "has been modified", "409")
 
 
-def test_missing_right_is_refused_with_the_servers_sentence_and_so_is_what_nobody_knows(
-    fake: FakeKubernetes, api: Any
-) -> None:
+def test_missing_right_and_what_nobody_knows_are_refused(fake: FakeKubernetes, api: Any) -> None:
     for method in ("GET", "PATCH"):
         fake.faults[method] = [403]
         expect(make(api).isolate("gpu-1", "mark-1", "xid 79"), "refused", "told to fail", "403")

@@ -6,15 +6,9 @@ from typing import Any
 import pytest
 
 from lockstep.errors import BadInput, ControllerDown
+from planner.controllers import kubernetes_jobsets as jobsets
 from planner.controllers.kubernetes import ISOLATED, Isolated, read_isolation, view_node
-from planner.controllers.kubernetes_jobsets import (
-    choose_method,
-    count_nodes,
-    find_objection,
-    read_state,
-    recreate,
-    suspend_patch,
-)
+from planner.controllers.kubernetes_jobsets import read_state, recreate
 from planner.controllers.protocol import Restart
 from tests.planner.controllers.fake_kubernetes import JOBSETS, KEEPERS, FakeKubernetes, Object, expect, load, make
 
@@ -22,34 +16,46 @@ ORDER = Restart("mark-1", "train/llm")
 NOTE = '{"mark": "mark-1", "reason": "xid 79", "cordon": true}'
 
 
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def workers(jobset: Object) -> Object:
+    """Return the template of the pods of a JobSet."""
+    template: Object = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    return template
+
+
+def avoids(*nodes: str) -> Object:
+    return {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": [*nodes]}
+
+
 def test_conditions_tell_the_state() -> None:
     made = load("jobset")
-    for kind, state in (("RestartingJobSet", "running"), ("Failed", "failed")):
+    for kind, state in (("RestartingJobSet", "running"), ("Failed", "failed"), ("Completed", "ended")):
         made["status"]["conditions"].append({"type": kind, "status": "True"})
         assert read_state(made) == state
-    made["status"]["conditions"][-1]["type"] = "Completed"
-    assert read_state(made) == "ended"
+        made["status"]["conditions"].pop()
     del made["status"]
     assert read_state(made) == "waiting"
 
 
 def test_jobset_is_recreated_where_suspending_is_not_enough_and_left_alone_where_it_is_managed_elsewhere() -> None:
     made = load("jobset")
-    assert choose_method(made, Restart("mark-1", "llm", nnodes=2), None)[0] == "suspend"
-    assert choose_method(made, Restart("mark-1", "llm", nnodes=3), None)[0] == "recreate"
+    assert jobsets.choose_method(made, Restart("mark-1", "llm", nnodes=2), None)[0] == "suspend"
+    assert jobsets.choose_method(made, Restart("mark-1", "llm", nnodes=3), None)[0] == "recreate"
     made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gpus"
     made["spec"]["suspend"] = True
-    assert find_objection(made) is None
-    assert choose_method(made, ORDER, None) == ("recreate", "Kueue owns its suspension")
+    assert jobsets.find_objection(made) is None
+    assert jobsets.choose_method(made, ORDER, None) == ("recreate", "Kueue owns its suspension")
     made["spec"]["managedBy"] = "kueue.x-k8s.io/multikueue"
-    assert find_objection(made) == "it is managed by kueue.x-k8s.io/multikueue, from another cluster"
+    assert jobsets.find_objection(made) == "it is managed by kueue.x-k8s.io/multikueue, from another cluster"
 
 
 def test_nodes_are_counted_only_where_it_is_clear_whose_pods_they_are() -> None:
     made = load("jobset")
-    assert count_nodes(made, None) == 2
+    assert jobsets.count_nodes(made, None) == 2
     made["spec"]["replicatedJobs"].append(made["spec"]["replicatedJobs"][0] | {"name": "launcher"})
-    assert [count_nodes(made, name) for name in (None, "workers", "nobody")] == [None, 2, None]
+    assert [jobsets.count_nodes(made, name) for name in (None, "workers", "nobody")] == [None, 2, None]
 
 
 def test_job_per_node_changes_its_replicas() -> None:
@@ -63,16 +69,12 @@ def test_job_per_node_changes_its_replicas() -> None:
 
 def test_every_alternative_of_an_affinity_avoids_the_node() -> None:
     made = load("jobset")
-    zone = [{"key": "zone", "operator": "In", "values": [name]} for name in ("a", "b")]
-    pod = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-    terms = {"nodeSelectorTerms": [{"matchExpressions": [one]} for one in zone]}
-    pod["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    zones = [{"key": "zone", "operator": "In", "values": [name]} for name in ("a", "b")]
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [zone]} for zone in zones]}
+    workers(made)["spec"]["affinity"] = {"nodeAffinity": {REQUIRED: terms}}
     again = recreate(made, Restart("mark-1", "llm", exclude=("gpu-2", "gpu-1")), None)
-    affinity = again["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
-    rule = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["gpu-1", "gpu-2"]}
-    assert [term["matchExpressions"] for term in affinity["requiredDuringSchedulingIgnoredDuringExecution"][
-        "nodeSelectorTerms"
-    ]] == [[zone[0], rule], [zone[1], rule]]  # fmt: skip
+    found = workers(again)["spec"]["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    assert [term["matchExpressions"] for term in found] == [[zone, avoids("gpu-1", "gpu-2")] for zone in zones]
 
 
 def test_recreated_jobset_carries_nothing_that_the_server_made_and_leaves_the_old_one_alone() -> None:
@@ -82,7 +84,7 @@ def test_recreated_jobset_carries_nothing_that_the_server_made_and_leaves_the_ol
     assert made["metadata"]["annotations"] == {"lockstep.dev/mark": "mark-1"}
     assert "suspend" not in made["spec"]
     before = load("jobset")
-    suspend_patch(before, Restart("mark-1", "llm", checkpoint="/c"))
+    jobsets.suspend_patch(before, Restart("mark-1", "llm", checkpoint="/c"))
     recreate(before, Restart("mark-1", "llm", exclude=("gpu-1",), nnodes=1, checkpoint="/c"), None)
     assert before == load("jobset")
 
@@ -123,16 +125,14 @@ def test_restart_suspends_and_resumes_with_the_checkpoint_in_annotations(fake: F
     fake.looks_until_stopped = 3
     report = make(api).restart(RESTART)
     expect(report, "done", "suspended and resumed")
-    assert report.job == "train/llm"
     jobset = fake.objects[JOBSETS]["llm"]
-    assert jobset["spec"]["suspend"] is False
-    template = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
-    assert template["metadata"]["annotations"] == {"lockstep.dev/LOCKSTEP_RESUME_FROM": "/c/step-400"}
+    assert (report.job, jobset["spec"]["suspend"]) == ("train/llm", False)
+    assert workers(jobset)["metadata"]["annotations"] == {"lockstep.dev/LOCKSTEP_RESUME_FROM": "/c/step-400"}
     expect(make(api).restart(RESTART), "already")
     assert [one for one in fake.requests if one.startswith("PATCH")] == [f"PATCH {JOBSETS}/llm"] * 2
     expect(make(api).restart(Restart("mark-2", "train/llm")), "done")
-    template = fake.objects[JOBSETS]["llm"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
-    assert template["metadata"]["annotations"] == {"lockstep.dev/LOCKSTEP_RESUME_FROM": ""}
+    annotations = workers(fake.objects[JOBSETS]["llm"])["metadata"]["annotations"]
+    assert annotations == {"lockstep.dev/LOCKSTEP_RESUME_FROM": ""}
 
 
 def test_restart_whose_pods_do_not_stop_in_time_is_gone_on_with(fake: FakeKubernetes, api: Any) -> None:
@@ -158,11 +158,8 @@ def test_failed_jobset_is_created_again(fake: FakeKubernetes, api: Any) -> None:
     made = fake.objects[JOBSETS]["llm"]
     assert made["metadata"]["uid"] != before
     assert made["metadata"]["labels"] == {"team": "nlp"}
-    env = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]["env"]
-    assert env == [
-        {"name": "NCCL_DEBUG", "value": "INFO"},
-        {"name": "LOCKSTEP_RESUME_FROM", "value": "/c/step-400"},
-    ]
+    env = {one["name"]: one["value"] for one in workers(made)["spec"]["containers"][0]["env"]}
+    assert env == {"NCCL_DEBUG": "INFO", "LOCKSTEP_RESUME_FROM": "/c/step-400"}
     assert fake.objects[KEEPERS] == {}
     expect(make(api).restart(RESTART), "already")
 
@@ -170,47 +167,41 @@ def test_failed_jobset_is_created_again(fake: FakeKubernetes, api: Any) -> None:
 def test_other_number_of_nodes_is_created_again_away_from_excluded_ones(fake: FakeKubernetes, api: Any) -> None:
     make(api).isolate("gpu-1", "mark-1", "xid 79")
     expect(make(api).restart(Restart("mark-1", "train/llm", exclude=("gpu-1",), nnodes=1)), "done", "created again")
-    job = fake.objects[JOBSETS]["llm"]["spec"]["replicatedJobs"][0]["template"]["spec"]
+    made = fake.objects[JOBSETS]["llm"]
+    job = made["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert (job["parallelism"], job["completions"]) == (1, 1)
-    terms = job["template"]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    rule = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["gpu-1"]}
-    assert terms == {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}
+    terms = workers(made)["spec"]["affinity"]["nodeAffinity"][REQUIRED]
+    assert terms == {"nodeSelectorTerms": [{"matchExpressions": [avoids("gpu-1")]}]}
 
 
 @pytest.mark.parametrize("dies_at", range(1, 10))
 def test_planner_that_dies_while_recreating_loses_nothing(fake: FakeKubernetes, api: Any, dies_at: int) -> None:
     """Whichever request is its last, the next planner ends what was begun, and creates one JobSet."""
-    fail(fake)
-    die_after(fake, dies_at)
-    with contextlib.suppress(ControllerDown):
-        make(api).restart(RESTART)
-    revive(fake)
+    die_while_recreating(fake, api, dies_at)
     assert make(api).restart(RESTART).is_good
     assert list(fake.objects[JOBSETS]) == ["llm"]
     assert fake.objects[JOBSETS]["llm"]["metadata"]["annotations"]["lockstep.dev/mark"] == "mark-1"
     assert fake.objects[KEEPERS] == {}
-    created = [one for one in fake.requests if one == f"POST {JOBSETS}"]
-    assert len(created) == 1
+    assert fake.requests.count(f"POST {JOBSETS}") == 1
 
 
 def fail(fake: FakeKubernetes, kind: str = "Failed") -> None:
     fake.objects[JOBSETS]["llm"]["status"]["conditions"].append({"type": kind, "status": "True"})
 
 
-def die_after(fake: FakeKubernetes, requests: int) -> None:
-    """Let the fake answer so many requests and fail all that follow, unseen by it."""
-    answer, left = FakeKubernetes.answer, iter(range(requests))
+def die_while_recreating(fake: FakeKubernetes, api: Any, requests: int) -> None:
+    """Begin to create a failed JobSet again; let the fake answer so many requests and not see those that follow."""
+    fail(fake)
+    left = iter(range(requests))
 
     def once(method: str, path: str, body: Object) -> tuple[int, Object]:
-        if next(left, None) is None:
-            return 503, {"message": "dead"}
-        return answer(fake, method, path, body)
+        is_dead = next(left, None) is None
+        return (503, {"message": "dead"}) if is_dead else FakeKubernetes.answer(fake, method, path, body)
 
     fake.answer = once  # type: ignore[method-assign]  # the fake is ours to break
-
-
-def revive(fake: FakeKubernetes) -> None:
-    fake.__dict__.pop("answer", None)
+    with contextlib.suppress(ControllerDown):
+        make(api).restart(RESTART)
+    del fake.__dict__["answer"]
 
 
 def test_restart_that_makes_no_sense_or_would_do_harm_is_refused(fake: FakeKubernetes, api: Any) -> None:
@@ -237,25 +228,8 @@ def test_dry_restart_says_the_way_and_changes_nothing(fake: FakeKubernetes, api:
     assert all(one.startswith("GET") for one in fake.requests)
 
 
-def test_jobset_that_vanishes_while_it_stops_is_a_failure(fake: FakeKubernetes, api: Any) -> None:
-    fake.looks_until_stopped, answer = 1_000, fake.answer
-
-    def vanish(method: str, path: str, body: Object) -> tuple[int, Object]:
-        message = answer(method, path, body)
-        if method == "PATCH":
-            fake.objects[JOBSETS].clear()
-        return message
-
-    fake.answer = vanish  # type: ignore[method-assign]  # the fake is ours to break
-    expect(make(api, timeout_s=3).restart(RESTART), "failed", "have not stopped yet")
-
-
 def test_damaged_note_is_left_for_a_person(fake: FakeKubernetes, api: Any) -> None:
-    fail(fake)
-    die_after(fake, 3)
-    with contextlib.suppress(ControllerDown):
-        make(api).restart(RESTART)
-    revive(fake)
+    die_while_recreating(fake, api, 3)
     (kept,) = fake.objects[KEEPERS].values()
     kept["data"] = {}
     with pytest.raises(ControllerDown, match="is damaged: look at it, then delete it"):

@@ -10,18 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from lockstep.errors import BadInput, ControllerDown, ServerAway
-from planner.controllers.nvrx import (
-    METHOD,
-    SERVICE,
-    Exclusion,
-    NvrxController,
-    NvrxOptions,
-    check_host,
-    encode_answer,
-    find_isolated,
-    find_noted,
-    serve_health,
-)
+from planner.controllers import nvrx
+from planner.controllers.nvrx import Exclusion, NvrxController, NvrxOptions
 from planner.controllers.protocol import Restart
 from tests.planner.build import isolated
 from tests.planner.controllers.contract import Rig, check_contract
@@ -104,7 +94,7 @@ def decode(message: bytes) -> dict[int, Any]:
 
 @given(some.text(max_size=300))
 def test_any_reason_survives_the_encoding(reason: str) -> None:
-    fields = decode(encode_answer(Exclusion("h1", "mark-1", reason)))
+    fields = decode(nvrx.encode_answer(Exclusion("h1", "mark-1", reason)))
     assert fields[4] == reason
     assert fields[2] == 1
     assert 1 not in fields, "success is left out, and so false"
@@ -112,11 +102,11 @@ def test_any_reason_survives_the_encoding(reason: str) -> None:
 
 def test_host_is_known_by_any_of_its_names_and_takes_part_when_it_is_back(tmp_path: Path) -> None:
     NvrxController(NvrxOptions(tmp_path)).isolate("h1", "mark-1", "xid 79")
-    assert find_noted(tmp_path, ["h1.cluster.local", "h1"]) == Exclusion("h1", "mark-1", "xid 79")
-    assert find_noted(tmp_path, ["h11"]) is None
+    assert nvrx.find_noted(tmp_path, ["h1.cluster.local", "h1"]) == Exclusion("h1", "mark-1", "xid 79")
+    assert nvrx.find_noted(tmp_path, ["h11"]) is None
     listed = [isolated("h1", state="returned"), isolated("h2", state="testing")]
-    assert find_isolated(listed, ["h1"]) is None
-    assert find_isolated(listed, ["h2", "h2.cluster.local"]) == Exclusion("h2", "d1", "slow")
+    assert nvrx.find_isolated(listed, ["h1"]) is None
+    assert nvrx.find_isolated(listed, ["h2", "h2.cluster.local"]) == Exclusion("h2", "d1", "slow")
 
 
 def test_host_that_cannot_ask_is_healthy_and_says_why(tmp_path: Path) -> None:
@@ -124,8 +114,11 @@ def test_host_that_cannot_ask_is_healthy_and_says_why(tmp_path: Path) -> None:
         raise ServerAway("no Lockstep server answers at http://head")
 
     (tmp_path / "file").write_text("")
-    for ask, why in ((find, "at http://head"), (lambda: find_noted(tmp_path / "file", ["h1"]), "Not a directory")):
-        fields = decode(check_host(ask))
+    for ask, why in (
+        (find, "at http://head"),
+        (lambda: nvrx.find_noted(tmp_path / "file", ["h1"]), "Not a directory"),
+    ):
+        fields = decode(nvrx.check_host(ask))
         assert (fields[1], json.loads(fields[3])["fail_count"]) == (1, 0)
         assert why in fields[4]
 
@@ -134,16 +127,16 @@ def test_real_client_is_told_of_the_exclusion_and_of_its_end_but_no_file_is_over
     grpc = pytest.importorskip("grpc", reason="needs the extra lockstep[nvrx]")
     (tmp_path / "precious").write_text("data")
     with pytest.raises(BadInput, match="it is no socket"):
-        serve_health(lambda: None, tmp_path / "precious")
+        nvrx.serve_health(lambda: None, tmp_path / "precious")
     assert (tmp_path / "precious").read_text() == "data"
     socket, directory = tmp_path / "nvhcd.sock", tmp_path / "excluded"
     with socketlib.socket(socketlib.AF_UNIX) as dead:  # of a service that died
         dead.bind(str(socket))
     controller = NvrxController(NvrxOptions(directory))
-    server = serve_health(lambda: find_noted(directory, ["h1"]), socket)
+    server = nvrx.serve_health(lambda: nvrx.find_noted(directory, ["h1"]), socket)
     try:
         with grpc.insecure_channel(f"unix://{socket}") as channel:
-            ask = channel.unary_unary(f"/{SERVICE}/{METHOD}")
+            ask = channel.unary_unary(f"/{nvrx.SERVICE}/{nvrx.METHOD}")
             request = b"\x0a\x0a--no-slurm"  # HealthCheckRequest(args=["--no-slurm"]), as the launcher sends it
             assert decode(ask(request, timeout=LIMIT_S)) == {1: 1, 3: '{"fail_count": 0}'}
             controller.isolate("h1", "mark-1", "xid 79 on GPU 3")

@@ -27,18 +27,11 @@ def test_a_list_of_nodes_is_no_name_of_one(name: str) -> None:
         check_name(name, "node")
 
 
-@pytest.mark.parametrize(
-    ("word", "why"),
-    [
-        ("{host}", r"unknown fields \['host'\]; known are job, mark"),
-        ("{", "is no template"),
-        ("{job.id}", "unknown fields"),
-        ("{}", "unknown fields"),
-    ],
-)
-def test_a_template_with_an_unknown_field_is_refused(word: str, why: str) -> None:
-    with pytest.raises(BadInput, match=why):
-        check_template(["submit", word], ("job", "mark"))
+def test_a_template_with_an_unknown_field_is_refused() -> None:
+    known = r"unknown fields \['host'\]; known are job, mark"
+    for word, why in (("{host}", known), ("{", "is no template"), ("{job.id}", "unknown"), ("{}", "unknown")):
+        with pytest.raises(BadInput, match=why):
+            check_template(["submit", word], ("job", "mark"))
 
 
 @pytest.mark.parametrize(

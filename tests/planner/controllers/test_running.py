@@ -36,7 +36,6 @@ def run_shell(script: str, stdin: str = "") -> tuple[int, str, str]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that nobody has waited for yet does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:

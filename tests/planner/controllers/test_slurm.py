@@ -3,20 +3,21 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 
-from lockstep.clock import ManualClock
+from lockstep.clock import NS_PER_S, ManualClock
 from lockstep.errors import BadInput, ControllerDown, HalfDone
 from planner.controllers.protocol import JobView, Restart
 from planner.controllers.slurm import SlurmController
-from planner.controllers.slurm_commands import SlurmOptions
+from planner.controllers.slurm_commands import LOOKED, SUBMITTING, SlurmOptions, judge_arrival
+from planner.controllers.slurm_jobs import SlurmTimes
 from tests.planner.controllers.fake_slurm import NODES, RUNNING, SCRIPT, FakeSlurm
 
-DRAINED_AGAIN = (
-    NODES[2].replace("State=ALLOCATED", "State=ALLOCATED+DRAIN").rstrip() + " Reason=lockstep d-18: slow\n"
-)
+DRAINED_AGAIN = f"{NODES[2].replace('ALLOCATED', 'ALLOCATED+DRAIN').strip()} Reason=lockstep d-18: slow"
 DOWN = "slurm_load_node error: Unable to contact slurm controller (connect failure)\n"
 TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n"
 SURELY_LOST_S = 20  # twice Slurm's MessageTimeout
@@ -34,10 +35,8 @@ ACTS: tuple[Callable[[SlurmController], object], ...] = (
 )
 
 
-def control(
-    slurm: FakeSlurm, dry_run: bool = False, timeout_s: float = 60.0, clock: ManualClock | None = None
-) -> SlurmController:
-    return SlurmController(slurm.options(dry_run, timeout_s), clock)
+def control(slurm: FakeSlurm, dry_run: bool = False, clock: ManualClock | None = None) -> SlurmController:
+    return SlurmController(slurm.options(dry_run), clock)
 
 
 def lose_answer(slurm: FakeSlurm) -> ManualClock:
@@ -65,20 +64,24 @@ def test_isolating_drains_and_a_drain_that_did_not_take_or_is_not_allowed_is_a_f
     slurm.say("scontrol-update")
     report = control(slurm).isolate("n3", "d-18", "slow")
     assert (report.outcome, report.what) == ("failed", "n3 was to be drained and is ALLOCATED")
-    slurm.say("scontrol-update", do=f"echo '{DRAINED_AGAIN.strip()}' > scontrol-show-node.out")
+    slurm.say("scontrol-update", do=f"echo '{DRAINED_AGAIN}' > scontrol-show-node.out")
     report = control(slurm).isolate("n3", "d-18", "slow\n NIC")
     assert (report.outcome, report.what) == ("done", 'n3 is drained with the reason "lockstep d-18: slow NIC"')
     assert slurm.changes()[2:] == ["scontrol update NodeName=n3 State=DRAIN Reason=lockstep d-18: slow NIC"]
 
 
-def test_a_node_that_a_person_or_another_mark_drained_is_left_alone(slurm: FakeSlurm) -> None:
-    report = control(slurm).isolate("n2", "d-18", "slow")
-    assert report.outcome == "refused"
-    assert 'drained by root since 2026-11-16T03:32:24 with the reason "fan [left] broken, Ticket=4711"' in report.what
-    assert control(slurm).release("n2", "d-18").outcome == "refused"
+def test_a_node_that_a_person_or_another_mark_drained_or_nobody_knows_is_left_alone(slurm: FakeSlurm) -> None:
+    drained = 'drained by root since 2026-11-16T03:32:24 with the reason "fan [left] broken, Ticket=4711"'
+    assert drained in control(slurm).isolate("n2", "d-18", "slow").what
     assert control(slurm).isolate("n1", "d-17", "slow").outcome == "already"
-    assert control(slurm).isolate("n1", "d-18", "slow").outcome == "refused"
     assert "was not drained under d-18" in control(slurm).release("n1", "d-18").what
+    for node in ("n1", "n2", "n9", "ALL"):  # scontrol knows the last as all nodes
+        assert control(slurm).isolate(node, "d-18", "slow").outcome == "refused"
+        assert control(slurm).release(node, "d-18").outcome == "refused"
+    slurm.say("scontrol-show-node", "Node n9 not found\n", code=1)
+    assert control(slurm).isolate("n9", "m", "x").what == "Slurm knows no node n9"
+    with pytest.raises(BadInput, match="is no name of a node"):
+        control(slurm).isolate("n[1-4]", "m", "x")
     assert slurm.changes() == []
 
 
@@ -90,19 +93,6 @@ def test_a_release_undrains_and_never_brings_up_what_is_down(slurm: FakeSlurm) -
     assert slurm.changes() == ["scontrol update NodeName=n1 State=UNDRAIN"]
 
 
-def test_an_unknown_node_is_refused_even_where_scontrol_knows_it_as_all_and_a_list_makes_no_sense(
-    slurm: FakeSlurm,
-) -> None:
-    for node in ("n9", "ALL"):
-        assert control(slurm).isolate(node, "m", "x").what == f"Slurm knows no node {node}"
-        assert control(slurm).release(node, "m").outcome == "refused"
-    slurm.say("scontrol-show-node", "Node n9 not found\n", code=1)
-    assert control(slurm).isolate("n9", "m", "x").what == "Slurm knows no node n9"
-    assert slurm.changes() == []
-    with pytest.raises(BadInput, match="is no name of a node"):
-        control(slurm).isolate("n[1-4]", "m", "x")
-
-
 def test_a_controller_that_is_down_or_hangs_is_raised(slurm: FakeSlurm) -> None:
     for key in ("scontrol-show-node", "scontrol-show-job", "squeue"):
         slurm.say(key, err=DOWN, code=1)
@@ -111,10 +101,10 @@ def test_a_controller_that_is_down_or_hangs_is_raised(slurm: FakeSlurm) -> None:
             act(control(slurm))
     slurm.say("scontrol-show-node", do="sleep 600")
     with pytest.raises(ControllerDown, match=r"scontrol show node did not end within 0\.1 s and was killed"):
-        control(slurm, timeout_s=0.1).isolate("n1", "m", "x")
+        SlurmController(slurm.options(timeout_s=0.1)).isolate("n1", "m", "x")
 
 
-def test_a_job_is_cancelled_and_submitted_once_without_the_node_and_sees_nothing_of_our_environment(
+def test_a_job_is_cancelled_and_submitted_once_without_the_node_and_without_our_secrets(
     slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PGPASSWORD", "hunter2")
@@ -123,8 +113,9 @@ def test_a_job_is_cancelled_and_submitted_once_without_the_node_and_sees_nothing
     assert report.what == "job 2 is cancelled and submitted again as job 17, to run without n1,n2"
     assert [call.split()[0] for call in slurm.changes()] == ["scancel", "sbatch"]
     assert (slurm.home / "script").read_text() == SCRIPT
-    assert "LOCKSTEP_RESUME_FROM=/ckpt/7" in (slurm.home / "environment").read_text()
-    assert "hunter2" not in (slurm.home / "environment").read_text()
+    environment = (slurm.home / "environment").read_text()
+    assert "LOCKSTEP_RESUME_FROM=/ckpt/7" in environment
+    assert "hunter2" not in environment
     slurm.say("squeue")
     report = control(slurm).restart(ORDER)
     assert (report.outcome, report.job) == ("already", "17")
@@ -177,23 +168,14 @@ def test_a_job_that_could_never_start_again_is_not_cancelled(slurm: FakeSlurm) -
     assert slurm.changes() == []
 
 
-def test_a_job_that_is_cancelled_already_is_not_called_left_alone(slurm: FakeSlurm) -> None:
-    clock = lose_answer(slurm)
-    slurm.say("sbatch-test", err=NOT_AVAILABLE, code=1)
-    slurm.say("sbatch", "17\n")
-    clock.advance(SURELY_LOST_S)
-    assert control(slurm, clock=clock).restart(ORDER).outcome == "done"
-
-
 def test_neither_a_limit_of_the_moment_nor_a_forgotten_node_keeps_a_job_from_starting_again(slurm: FakeSlurm) -> None:
     slurm.say("sbatch-test", err="allocation failure: Job violates accounting/QOS policy\n", code=1)
     assert control(slurm).restart(replace(ORDER, exclude=("n2", "scrapped"))).outcome == "done"
     assert "--exclude=n1,n2 " in slurm.calls("sbatch")[0]
 
 
-ENDING = (
-    "sed -i -e s/JobState=RUNNING/JobState=COMPLETING/ -e 's/ NodeList=[^ ]*/ NodeList=n3/' scontrol-show-job.out"
-)
+COMPLETING = "-e s/JobState=RUNNING/JobState=COMPLETING/"
+ENDING = f"sed -i {COMPLETING} -e 's/ NodeList=[^ ]*/ NodeList=n3/' scontrol-show-job.out"
 
 
 def test_two_attempts_never_run_at_once(slurm: FakeSlurm) -> None:
@@ -226,6 +208,7 @@ def test_a_dead_node_that_is_taken_out_keeps_nobody_waiting(slurm: FakeSlurm) ->
 
 def test_a_submission_whose_answer_is_lost_is_looked_for_before_it_is_made_again(slurm: FakeSlurm) -> None:
     clock, note = lose_answer(slurm), slurm.home / "spool" / "d-18.json"
+    slurm.say("sbatch-test", err=NOT_AVAILABLE, code=1)  # it is cancelled already: nobody calls it left alone
     clock.advance(SURELY_LOST_S - 1)
     before = note.read_text()
     assert control(slurm, dry_run=True, clock=clock).restart(ORDER).outcome == "failed"
@@ -257,13 +240,8 @@ def test_a_planner_that_looks_too_late_asks_a_person(slurm: FakeSlurm) -> None:
     assert len(slurm.calls("sbatch")) == 1
 
 
-WAYS: tuple[Literal["submit", "requeue"], ...] = ("submit", "requeue")
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_job_that_is_over_gone_or_claims_an_owner_is_left_alone(
-    slurm: FakeSlurm, way: Literal["submit", "requeue"]
-) -> None:
+@pytest.mark.parametrize("way", ["submit", "requeue"])
+def test_a_job_that_is_over_gone_or_claims_an_owner_is_left_alone(slurm: FakeSlurm, way: Any) -> None:
     controller = SlurmController(replace(slurm.options(), way=way))
     for state in ("COMPLETED", "CANCELLED"):
         slurm.say("scontrol-show-job", RUNNING.replace("JobState=RUNNING", f"JobState={state}"))
@@ -277,8 +255,7 @@ def test_a_job_that_is_over_gone_or_claims_an_owner_is_left_alone(
     report = controller.restart(Restart("m", "99"))
     assert report.outcome == "refused"
     assert report.what == "Slurm knows no job 99: it never was, or it ended and is forgotten"
-    assert control(slurm).job("99") is None
-    assert slurm.changes() == []
+    assert (control(slurm).job("99"), slurm.changes()) == (None, [])
 
 
 def test_a_dry_run_says_what_it_would_do(slurm: FakeSlurm) -> None:
@@ -341,3 +318,41 @@ def test_a_requeued_job_that_is_still_ending_stays_held(slurm: FakeSlurm) -> Non
 def test_options_that_make_no_sense_are_refused(tmp_path: Path, options: dict[str, Any], why: str) -> None:
     with pytest.raises(BadInput, match=why):
         SlurmOptions(tmp_path, **options)
+
+
+TIMES = SlurmTimes()
+
+
+def note(called_s: float, looked_s: float | None = None) -> dict[str, str]:
+    reported = {"job": "2", SUBMITTING: str(round(called_s * NS_PER_S))}
+    return reported | ({LOOKED: str(round(looked_s * NS_PER_S))} if looked_s is not None else {})
+
+
+def judge(reported: dict[str, str], now_s: float, times: SlurmTimes = TIMES) -> str:
+    return judge_arrival(reported, "d-1", times, round(now_s * NS_PER_S)).state
+
+
+def test_an_answer_is_waited_for_twice_the_time_a_command_waits_by_looks_closer_than_slurms_memory() -> None:
+    assert judge({"job": "2"}, 1000) == "absent"
+    assert judge(note(100), 119) == "open"
+    assert judge(note(100), 120) == "absent"
+    assert judge(note(100), 139, SlurmTimes(answer_s=20)) == "open"
+    assert judge(note(100), 400) == "unknowable"
+    assert judge(note(100, looked_s=399), 698) == "absent"
+    assert judge(note(100), 100_000, SlurmTimes(memory_s=0)) == "absent", "this Slurm never forgets"
+
+
+@given(some.integers(0, 20), some.integers(0, 60), some.integers(1, 900), some.integers(1, 600))
+def test_a_job_that_came_is_never_taken_for_absent(arrives_s: int, lives_s: int, gap_s: int, memory_s: int) -> None:
+    """Play a slurmctld that takes the request late, and a planner that looks every so often and may submit again."""
+    times, reported, now_s = SlurmTimes(memory_s=memory_s), note(0), 0
+    while now_s < 2000:
+        now_s += gap_s
+        if arrives_s <= now_s < arrives_s + lives_s + memory_s:
+            return  # it is found
+        state = judge(reported, now_s, times)
+        assert state != "absent", f"submitted a second time after {now_s} s"
+        if state == "unknowable":
+            return
+        reported[LOOKED] = str(round(now_s * NS_PER_S))
+    raise AssertionError("it waits for ever")

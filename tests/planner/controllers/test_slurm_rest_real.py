@@ -69,14 +69,12 @@ def test_both_ways_tell_the_same(slurm: LocalSlurm, options: SlurmOptions, tmp_p
 
 
 def test_a_job_starts_again_without_the_node(slurm: LocalSlurm, options: SlurmOptions, tmp_path: Path) -> None:
-    job = start_training(slurm, tmp_path)
     bare = replace(options, scancel="/nowhere/scancel", squeue="/nowhere/squeue")  # slurmrestd does it by itself
-    controller = SlurmController(bare)
-    order = Restart("r-2", job, exclude=("n1",), checkpoint="/ckpt/a,b")
-    new = restart_to_the_end(controller, order, tmp_path)
+    order = Restart("r-2", start_training(slurm, tmp_path), exclude=("n1",), checkpoint="/ckpt/a,b")
+    new = restart_to_the_end(SlurmController(bare), order, tmp_path)
     assert read_output(tmp_path, new) == ["n[2-3] attempt 0 from /ckpt/a,b with --lr=3e-4"]
-    assert controller.job(new) == JobView(new, "running", ("n2", "n3"), mark="r-2")
     elsewhere = SlurmController(replace(bare, spool=tmp_path / "a planner on another host"))
+    assert elsewhere.job(new) == JobView(new, "running", ("n2", "n3"), mark="r-2")
     assert (elsewhere.restart(order).outcome, elsewhere.restart(order).job) == ("already", new)
 
 

@@ -88,53 +88,42 @@ def read_rounds(directory: Path) -> list[tuple[int, int, str]]:
     return [(int(world), int(count), resume) for rank, world, count, resume in lines if rank == "0"]
 
 
-def wait_for_world(directory: Path, world: int, rounds: int) -> None:
-    """Return when a later round than the first `rounds` has so many ranks."""
+def wait_for_world(directory: Path, world: int, rounds: int) -> int:
+    """Wait until a later round than the first `rounds` has so many ranks; return how many rounds there are then."""
     wait_until(
         lambda: any(size == world for size, _, _ in read_rounds(directory)[rounds:]),
         f"{world} ranks meet after round {rounds}; see the logs in {directory}",
         MEETING_S,
     )
+    return len(read_rounds(directory))
 
 
-def test_nodes_leave_and_come_back_also_the_one_where_agents_meet_and_the_job_goes_on(
-    options: TorchrunOptions, tmp_path: Path
-) -> None:
+def test_nodes_leave_and_come_back_also_the_one_where_agents_meet(options: TorchrunOptions, tmp_path: Path) -> None:
     controller = TorchrunController(options)
     begun = controller.restart(Restart("d-0", "llm-7"))
     assert begun.outcome == "done", begun
-    wait_for_world(tmp_path, 3, 0)
-
-    rounds = len(read_rounds(tmp_path))
+    rounds = wait_for_world(tmp_path, 3, 0)
     report = controller.reattempt("llm-7", "d-1")
     assert report.outcome == "done", report
-    wait_for_world(tmp_path, 3, rounds)
+    rounds = wait_for_world(tmp_path, 3, rounds)
     assert controller.reattempt("llm-7", "d-1").outcome == "already"
     seen = controller.job("llm-7")
     assert seen is not None
     assert seen.restarts >= 1
-
-    rounds = len(read_rounds(tmp_path))
     assert controller.isolate("n3", "d-2", "NIC is slow").outcome == "done"
-    wait_for_world(tmp_path, 2, rounds)
+    rounds = wait_for_world(tmp_path, 2, rounds)
     seen = controller.job("llm-7")
     assert seen is not None
     assert (seen.state, seen.nodes, seen.mark) == ("running", ("n1", "n2"), "d-0")
-
-    rounds = len(read_rounds(tmp_path))
     assert controller.release("n3", "d-2").what == "the agent of n3 runs again"
-    wait_for_world(tmp_path, 3, rounds)
-
-    rounds = len(read_rounds(tmp_path))
+    rounds = wait_for_world(tmp_path, 3, rounds)
     kill_host(options, tmp_path, "n1")
     isolated = controller.isolate("n1", "d-3", "no power")
     assert isolated.what == "n1, where the agents meet, takes no part in the next start: no power"
     order = Restart("d-3", "llm-7", exclude=("n1",), checkpoint="/ckpt/8")
     assert controller.restart(order).what == "job llm-7 is started again on n2, n3"
-    wait_for_world(tmp_path, 2, rounds)
+    rounds = wait_for_world(tmp_path, 2, rounds)
     assert read_rounds(tmp_path)[-1][2] == "/ckpt/8"
-
-    rounds = len(read_rounds(tmp_path))
     (tmp_path / "n1.dead").unlink()
     assert controller.release("n1", "d-3").what == "the agent of n1 runs again"
     wait_for_world(tmp_path, 3, rounds)

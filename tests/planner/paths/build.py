@@ -84,7 +84,6 @@ def sum_stats(stats: pa.Table, start_ns: int, end_ns: int) -> pa.Table:
 
 
 def entry(via: str = "spine0", **fields: Any) -> Path:
-    """Return what is known of a port from h0 under leaf0 to h2 under leaf1."""
     links = ["h0/eth0--leaf0", f"leaf0--{via}", f"leaf1--{via}", "h2/eth0--leaf1"]
     usual = {"host": "h0", "src_nic": "eth0", "dst": "h2", "dst_nic": "eth0", "proto": "roce", "sport": PORT}
     return Path(**{**usual, "dport": 4791, "links": links, "seen_ns": T0, "confidence": 0.9, **fields})
@@ -116,7 +115,6 @@ def flows_between(pairs: list[tuple[str, str]], gbps: float = 100.0) -> list[Flo
 
 
 def some_flows(network: Network, count: int, seed: int, sizes: tuple[float, ...] = (100.0,)) -> list[Flow]:
-    """Return flows between NICs drawn at random, on one plane where there are several."""
     rng = np.random.default_rng(seed)
     planes = {f"{host.id}/{nic.id}": nic.plane for host in network.topology.hosts for nic in host.nics}
     ports = np.array(sorted(network.ports))
@@ -129,7 +127,6 @@ def some_flows(network: Network, count: int, seed: int, sizes: tuple[float, ...]
 
 
 def broken(network: Network, dead: int, slow: int, seed: int) -> Network:
-    """Return the network with some links between switches dead and some at half their rate."""
     rng = np.random.default_rng(seed)
     cables = np.unique(np.flatnonzero(network.fabric) // 2)
     hit = rng.permutation(cables)[: dead + slow]

@@ -1,6 +1,5 @@
 """The catalogue keeps the ports whose path is known and good, says how sure it is, and why others are not in it."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,19 +13,8 @@ from lockstep.records import Path, Probe
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.topology import Link, Topology, TopologyIndex, checked
-from planner.paths.catalogue import (
-    HALF_LIFE_S,
-    MOST_AGE_S,
-    Catalogue,
-    Changes,
-    Circumstances,
-    build_catalogue,
-    doubt_changed,
-    read_catalogue,
-    read_paths,
-    read_probes,
-    recall_catalogue,
-)
+from planner.paths import catalogue
+from planner.paths.catalogue import HALF_LIFE_S, Catalogue, Changes, Circumstances, read_probes
 from tests.builders import SECOND, T0
 from tests.planner.paths.build import PORT, entry, fold_probes, in_order, insert, lost, probe
 
@@ -36,7 +24,7 @@ WAY = ["h0/eth0--leaf0", "leaf0--spine0", "leaf1--spine0", "h2/eth0--leaf1"]
 
 def learn(*probes: Probe, at_s: float = 0, reported: Catalogue | None = None, **fields: Any) -> Catalogue:
     now = Circumstances(**{"topology": FABRIC, "now_ns": T0 + int(at_s * SECOND), **fields})
-    return build_catalogue(fold_probes(*probes), now, reported)
+    return catalogue.build_catalogue(fold_probes(*probes), now, reported)
 
 
 def why(found: Catalogue) -> tuple[str, str]:
@@ -51,7 +39,6 @@ def changed(link: str, **fields: Any) -> Topology:
 
 
 def doubled() -> Topology:
-    """Return the fabric with a second cable between leaf0 and spine0."""
     return checked(
         FABRIC.model_copy(update={"links": (*FABRIC.links, Link(id="second", a="leaf0", b="spine0", gbps=400))})
     )
@@ -72,7 +59,7 @@ def test_confidence_grows_with_probes_that_agree_and_halves_with_age_until_the_e
     assert path.confidence == pytest.approx(0.9)
     (path,) = learn(probe(), at_s=HALF_LIFE_S).paths
     assert path.confidence == pytest.approx(1 / 3)
-    assert why(learn(probe(), at_s=MOST_AGE_S + 1)) == ("old", "it was last seen 21601 s ago")
+    assert why(learn(probe(), at_s=catalogue.MOST_AGE_S + 1)) == ("old", "it was last seen 21601 s ago")
 
 
 def test_a_later_probe_that_went_elsewhere_replaces_the_entry_and_its_losses() -> None:
@@ -95,12 +82,6 @@ def test_parallel_cables_share_the_confidence_unless_one_was_told_or_is_down() -
     links = tuple(link.model_copy(update={"up": link.id != "second"}) for link in doubled().links)
     (path,) = learn(probe(), topology=doubled().model_copy(update={"links": links})).paths
     assert path.confidence == pytest.approx(2 / 3)
-
-
-def test_ports_that_no_probe_tried_are_as_they_were_told() -> None:
-    other = entry(sport=PORT + 1)
-    found = learn(probe(), reported=Catalogue((entry(confidence=0.1), other)))
-    assert [(path.sport, path.confidence) for path in found.paths] == [(PORT, pytest.approx(2 / 3)), (PORT + 1, 0.9)]
 
 
 def test_a_port_that_does_not_answer_or_whose_link_is_down_is_dead() -> None:
@@ -136,7 +117,7 @@ def test_a_changed_link_makes_all_ports_between_its_leaves_doubtful_and_no_other
 def test_a_change_makes_doubtful_what_was_known_before_it_without_new_probes() -> None:
     known = learn(probe(0), probe(5, sport=PORT + 1), probe(5, "*", sport=PORT + 2), at_s=5)
     now = Circumstances(FABRIC, T0 + 6 * SECOND, {"leaf0--spine1": T0 + 3 * SECOND})
-    later = doubt_changed(known, now)
+    later = catalogue.doubt_changed(known, now)
     assert [path.sport for path in later.paths] == [PORT + 1]
     assert [(each.path.sport, each.why) for each in later.left_out] == [(PORT + 2, "unclear"), (PORT, "changed")]
 
@@ -151,36 +132,15 @@ def test_rows_of_paths_are_recalled_with_their_age_where_their_links_are_there()
     rows = rows_of(
         TABLE_BY_NAME["paths"], [entry("spine1", seen_ns=T0 - 1), entry(), entry(dst=None, dst_nic="h3/eth0")]
     )
-    found = recall_catalogue(rows, Circumstances(FABRIC, T0 + int(HALF_LIFE_S * SECOND)))
+    found = catalogue.recall_catalogue(rows, Circumstances(FABRIC, T0 + int(HALF_LIFE_S * SECOND)))
     assert [(path.dst, path.dst_nic, path.links[1]) for path in found.paths] == [
         ("h2", "eth0", "leaf0--spine0"),
         ("h3", "eth0", "leaf0--spine0"),
     ]
     assert found.paths[0].confidence == pytest.approx(0.45)
     rows = rows_of(TABLE_BY_NAME["paths"], [entry(links=["x"]), entry("spine1", sport=PORT + 1)])
-    found = recall_catalogue(rows, Circumstances(changed("leaf0--spine1", up=False), T0))
+    found = catalogue.recall_catalogue(rows, Circumstances(changed("leaf0--spine1", up=False), T0))
     assert [each.why for each in found.left_out] == ["elsewhere", "dead"]
-
-
-PROBES = st.builds(
-    probe,
-    st.integers(0, 9),
-    st.sampled_from(["spine0", "spine1", "*", "spine7"]),
-    sport=st.integers(PORT, PORT + 2),
-    rtt_ns=st.none() | st.just(5),
-)
-
-
-@given(st.lists(PROBES, max_size=30))
-def test_every_probed_port_is_in_the_catalogue_once_with_a_confidence_or_a_reason(probes: list[Probe]) -> None:
-    found = learn(*probes, at_s=10)
-    ports = [path.sport for path in found.paths] + [each.path.sport for each in found.left_out]
-    assert sorted(ports) == sorted({each.sport for each in probes})
-    assert all(0 < path.confidence < 1 and path.links in _WAYS for path in found.paths)
-    assert all(each.reason for each in found.left_out)
-
-
-_WAYS = [[WAY[0], f"leaf0--{spine}", f"leaf1--{spine}", WAY[3]] for spine in ("spine0", "spine1")]
 
 
 TREE = fat_tree(4)
@@ -229,49 +189,6 @@ def test_probes_fold_in_the_store_as_they_do_outside(embedded_store: Store) -> N
     assert in_order(read_probes(embedded_store, T0, T0 + 10 * SECOND)) == in_order(fold_probes(*probes))
 
 
-_WAY = ["leaf0", "spine0", "leaf1"]
-_FOLDS: dict[str, tuple[list[Probe], dict[str, Any]]] = {
-    "probes that agree are counted": (
-        [probe(second) for second in range(5)],
-        {"route": _WAY, "agreed": 5, "differing": 0, "returned": 0, "lost": 0, "lost_since": 0}
-        | {"seen_ns": T0 + 4 * SECOND, "tried_ns": T0 + 4 * SECOND},
-    ),
-    "a later probe contradicts all before": (
-        [probe(3, "spine1"), probe(1), probe(0)],
-        {"route": ["leaf0", "spine1", "leaf1"], "agreed": 1, "differing": 2},
-    ),
-    "losses before the route was taken do not count against it": (
-        [probe(0), lost(1), lost(2), probe(3, "spine1"), lost(4), probe(5, "spine1")],
-        {"agreed": 2, "lost": 1, "lost_since": 0},
-    ),
-    "a route that came back is told from a new one": (
-        [probe(0), probe(1), probe(2, "spine1"), probe(3)],
-        {"agreed": 1, "differing": 1, "returned": 2},
-    ),
-    "losses at the end are counted apart": (
-        [lost(0), probe(1), lost(2), lost(3)],
-        {"lost": 2, "lost_since": 2, "agreed": 1, "seen_ns": T0 + SECOND, "tried_ns": T0 + 3 * SECOND},
-    ),
-    "routes with silent hops are no routes": (
-        [probe(0, "*"), probe(1, hops=[])],
-        {"route": [], "agreed": 0, "seen_ns": 0, "lost_since": 0},
-    ),
-    "a port that never answered has the route that was lost": (
-        [lost(0), lost(1)],
-        {"route": _WAY, "agreed": 0, "lost": 2, "lost_since": 2, "seen_ns": 0, "tried_ns": T0 + SECOND},
-    ),
-    "an answer tells more of the route than a later loss": ([probe(0), lost(1, via="spine1")], {"route": _WAY}),
-}
-
-
-def test_probes_of_a_port_fold_into_its_newest_route_and_how_well_that_is_borne_out(embedded_store: Store) -> None:
-    for number, (probes, _) in enumerate(_FOLDS.values()):
-        insert(embedded_store, *(replace(each, sport=PORT + number) for each in probes))
-    folded = {row["sport"] - PORT: row for row in read_probes(embedded_store, T0, T0 + 10 * SECOND).to_pylist()}
-    for number, (name, (_, expected)) in enumerate(_FOLDS.items()):
-        assert {key: folded[number][key] for key in expected} == expected, name
-
-
 def test_ports_destinations_and_protocols_are_kept_apart(embedded_store: Store) -> None:
     insert(embedded_store, probe(), probe(sport=PORT + 1), probe(proto="tcp"), probe(dst="h3"), probe(1), lost(20))
     assert sorted(read_probes(embedded_store, T0, T0 + 10 * SECOND)["agreed"].to_pylist()) == [1, 1, 1, 2]
@@ -282,17 +199,17 @@ def test_ports_destinations_and_protocols_are_kept_apart(embedded_store: Store) 
 def test_the_newest_row_of_a_path_is_read(embedded_store: Store) -> None:
     newer = entry("spine1", seen_ns=T0 + 1, dst=None, dst_nic="h2/eth0")
     insert(embedded_store, entry(), newer, entry(sport=PORT + 1, seen_ns=T0 - 1))
-    (row,) = read_paths(embedded_store, T0, T0 + 10 * SECOND).to_pylist()
+    (row,) = catalogue.read_paths(embedded_store, T0, T0 + 10 * SECOND).to_pylist()
     assert Path(**row) == entry("spine1", seen_ns=T0 + 1)
 
 
 def test_the_catalogue_is_made_of_paths_and_probes(embedded_store: Store) -> None:
     topology = leaf_spine(hosts=4, nics_per_host=1, leaves=2, spines=2)
-    empty = read_catalogue(embedded_store, Circumstances(topology, T0 + 10 * SECOND))
+    empty = catalogue.read_catalogue(embedded_store, Circumstances(topology, T0 + 10 * SECOND))
     assert (empty.paths, empty.left_out) == ((), ())
     insert(embedded_store, entry(), entry(sport=PORT + 1), probe(1, "spine1"), probe(2, sport=PORT + 2))
     insert(embedded_store, *(lost(3 + index, sport=PORT + 2) for index in range(3)))
-    found = read_catalogue(embedded_store, Circumstances(topology, T0 + 10 * SECOND))
+    found = catalogue.read_catalogue(embedded_store, Circumstances(topology, T0 + 10 * SECOND))
     assert [(path.sport, path.links[1]) for path in found.paths] == [
         (PORT, "leaf0--spine1"),
         (PORT + 1, "leaf0--spine0"),

@@ -15,13 +15,11 @@ from planner.paths.network import Network, build_network, with_rates, without
 from planner.paths.planning import PathPlan, PlanOptions, plan_paths
 from planner.paths.traffic import forecast, predict_ratio
 from tests.planner.paths.build import broken, flows_between, networks, some_flows
-from tests.tiers import long_except
 
 WIDE = build_network(leaf_spine(hosts=16, nics_per_host=2, leaves=4, spines=4))
 
 
 def loads_by_hand(plan: PathPlan) -> np.ndarray:
-    """Return the load of each directed link, added up path by path."""
     load = np.zeros(plan.network.directed_links)
     for links, size in zip(plan.all_directed_links(), plan.flows.size.tolist(), strict=True):
         load[links] += size
@@ -29,9 +27,7 @@ def loads_by_hand(plan: PathPlan) -> np.ndarray:
 
 
 @given(networks(), st.integers(0, 60), st.integers(0, 999), st.booleans())
-def test_plan_is_the_same_each_time_sound_and_at_most_one_flow_above_what_is_needed(
-    network: Network, count: int, seed: int, are_equal: bool
-) -> None:
+def test_plan_is_the_same_each_time_sound_and_even(network: Network, count: int, seed: int, are_equal: bool) -> None:
     flows = some_flows(
         network, count if len(network.ports) > 1 else 0, seed, (100.0,) if are_equal else (100.0, 25.0)
     )
@@ -73,29 +69,6 @@ def test_flows_that_came_and_went_do_not_move_the_others() -> None:
     after = plan_paths(network, [*flows[1:], Flow(id="new", src="h4", dst="h0", gbps=100.0)], before)
     assert after.spine[:3].tolist() == before.spine[1:].tolist()
     assert after.highest_use == 0.25
-
-
-@pytest.mark.parametrize("case", long_except([(8, 128)], [(8, 128), (8, 1000), (16, 1024), (16, 8192)]))
-def test_rings_on_an_intact_fat_tree_reach_the_integer_optimum(case: tuple[int, int]) -> None:
-    k, count = case
-    network = build_network(fat_tree(k))
-    hosts = k**3 // 4
-    rng = np.random.default_rng(k + count)
-    pairs: list[tuple[str, str]] = []
-    while len(pairs) < count:
-        ring = rng.permutation(hosts)
-        pairs += [(f"h{src}", f"h{dst}") for src, dst in zip(ring, np.roll(ring, 1), strict=True)]
-    plan = plan_paths(network, flows_between(pairs[:count]))
-    assert plan.highest_use * 4 == np.ceil(plan.bound * 4 - 1e-9)
-
-
-@pytest.mark.parametrize("seed", long_except([0], range(2)))
-def test_rings_around_missing_and_slow_links_are_within_one_flow_of_the_bound(seed: int) -> None:
-    whole = build_network(leaf_spine(hosts=64, nics_per_host=4, leaves=16, spines=8))
-    for dead, slow in ((6, 6),) if seed == 0 else ((6, 0), (0, 6), (6, 6)):
-        network = broken(whole, dead, slow, seed)
-        plan = plan_paths(network, some_flows(network, 1024, seed))
-        assert plan.highest_use * 4 <= np.ceil(plan.bound * 4 - 1e-9) + 1
 
 
 def test_left_goes_to_left_and_right_to_right() -> None:
@@ -153,7 +126,7 @@ def assert_even(key: np.ndarray, colour: np.ndarray, colours: int) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=120), st.integers(1, 9), st.integers(1, 4))
-def test_each_vertex_has_each_colour_equally_often_give_or_take_one(
+def test_each_vertex_has_each_colour_equally_often(
     edges: list[tuple[int, int]], colours: int, group_size: int
 ) -> None:
     near, far = np.array(edges, np.int64).reshape(-1, 2).T

@@ -103,14 +103,6 @@ def test_a_path_whose_ports_left_the_catalogue_is_told_with_their_reason() -> No
         assert (choice.port, choice.why, choice.reason) == (None, why, f"it is {why}")
 
 
-def test_inside_a_leaf_and_without_a_path_no_port_is_needed() -> None:
-    (choice,) = choose([], plan(("h0", "h1")))
-    assert (choice.why, choice.is_needed) == ("any", False)
-    cut = without(FABRIC, ["leaf0--spine0", "leaf0--spine1"])
-    (choice,) = choose_ports(plan_paths(cut, flows_between([("h0", "h2")])), Catalogue())
-    assert choice.why == "no path"
-
-
 def test_the_share_of_flows_with_a_port_is_told_with_the_reasons() -> None:
     both = [entry("spine0"), entry("spine1", sport=PORT + 1)]
     assert explain_ports(choose(both, plan(("h0", "h2"), ("h1", "h3"), ("h0", "h1"))))[0].startswith("1 of 2 flows")
@@ -135,17 +127,6 @@ def test_detail_requests_are_bounded_and_begin_with_what_was_never_probed() -> N
     wanted = plan(*[("h0", "h2")] * 4, ("h1", "h3"))
     requests = request_probes(wanted, choose_ports(wanted, known), known, SweepOptions(most_probes=11))
     assert [(request.src, request.ports) for request in requests] == [("h1", count_ports(2)), ("h0", 3)]
-
-
-def test_detail_requests_that_come_true_give_every_flow_its_road() -> None:
-    network = build_network(leaf_spine(hosts=8, nics_per_host=2, leaves=4, spines=4))
-    wanted = plan_paths(network, some_flows(network, 40, seed=2))
-    probes, known = answer([], network, T0), Catalogue()
-    for turn in range(3):
-        choices = choose_ports(wanted, known)
-        probes += answer(request_probes(wanted, choices, known, SweepOptions(coverage=0.999)), network, T0 + turn)
-        known = build_catalogue(fold_probes(*probes), Circumstances(network.topology, T0 + turn))
-    assert has_all_ports(choose_ports(wanted, known))
 
 
 @given(networks(), st.integers(0, 9))
@@ -213,11 +194,3 @@ def test_paths_are_counted_over_links_that_carry_and_parallel_cables() -> None:
     doubled = build_network(FABRIC.topology.model_copy(update={"links": links}))
     assert count_paths(doubled)[0, 1] == 2 * 2 + 1
     assert count_paths(without(doubled, ["more1"]))[0, 1] == 2 * 1 + 1
-
-
-@given(st.integers(1, 400))
-def test_no_round_is_larger_than_it_may_be(most: int) -> None:
-    wanted = plan(("h0", "h2"), ("h1", "h3"), ("h2", "h0"))
-    requests = request_probes(wanted, choose([], wanted), Catalogue(), SweepOptions(most_probes=most))
-    assert sum(request.ports for request in requests) == min(most, 3 * count_ports(2))
-    assert all(request.sport + request.ports <= 0x10000 for request in requests)

@@ -35,7 +35,6 @@ def port(
 
 
 def planned(mean: float, peak: float | None = None) -> Expected:
-    """Return a plan in which each directed link carries as much."""
     links = np.ones(NETWORK.directed_links)
     return Expected(links * mean, links * (mean if peak is None else peak))
 
@@ -60,24 +59,23 @@ def test_a_full_link_that_the_plan_leaves_half_empty_is_half_a_link_at_once() ->
     assert weights(judged(*some, plan=planned(200.0))) == {LINK: pytest.approx(0.75)}
 
 
+def both(now: float, least: float = NEVER, before: float = NEVER) -> list[dict[str, Any]]:
+    """Return two equal links up from a leaf."""
+    return [port("leaf0", spine, now, least, before) for spine in ("spine0", "spine1")]
+
+
 @pytest.mark.parametrize(
     ("ports", "plan"),
     [
-        ([port("leaf0", "spine0", 400.0), port("leaf0", "spine1", 400.0)], planned(400.0)),
-        ([port("leaf0", "spine0", 390.0), port("leaf0", "spine1", 390.0)], planned(330.0)),
-        *(  # a burst of our own
-            ([port("leaf0", name, 390.0, 0.0, before) for name in ("spine0", "spine1")], planned(40.0, peak=400.0))
-            for before in (NEVER, 380.0)
-        ),
-        (  # our own flows on another path
-            [port("leaf0", "spine0", 400.0, 400.0, 0.0), port("leaf0", "spine1", 0.0, before=400.0)],
-            planned(200.0),
-        ),
+        (both(400.0), planned(400.0)),
+        (both(390.0), planned(330.0)),
+        (both(390.0, 0.0), planned(40.0, peak=400.0)),  # a burst of our own
+        (both(390.0, 0.0, 380.0), planned(40.0, peak=400.0)),
+        # Our own flows on another path.
+        ([port("leaf0", "spine0", 400.0, 400.0, 0.0), port("leaf0", "spine1", 0.0, before=400.0)], planned(200.0)),
         ([port("leaf0", "spine0", 400.0)], planned(200.0)),  # nobody counts the other link
-        (
-            [port("leaf0", "h0/eth0", 400.0, least=400.0), port("leaf7", "spine0", 400.0)],
-            planned(0.0),
-        ),  # no fabric link
+        # No links of the fabric.
+        ([port("leaf0", "h0/eth0", 400.0, least=400.0), port("leaf7", "spine0", 400.0)], planned(0.0)),
     ],
 )
 def test_what_is_ours_or_not_known_accuses_nobody(ports: list[dict[str, Any]], plan: Expected) -> None:
@@ -120,9 +118,7 @@ def test_borders_of_pods_are_where_their_paths_meet() -> None:
     st.lists(st.tuples(st.integers(0, 3), st.floats(1, 100), st.floats(0.05, 1)), min_size=1, max_size=20),
     st.integers(0, 99),
 )
-def test_our_own_flows_accuse_nobody_whatever_paths_they_take(
-    sends: list[tuple[int, float, float]], seed: int
-) -> None:
+def test_our_own_flows_accuse_nobody(sends: list[tuple[int, float, float]], seed: int) -> None:
     flows = [
         Flow(id=f"f{n}", src=f"h{src}", dst=f"h{(src + 2) % 4}", gbps=gbps, duty=duty)
         for n, (src, gbps, duty) in enumerate(sends)
@@ -144,9 +140,7 @@ def reading(second: int, tx_bytes: int, **fields: Any) -> FabricCounter:
     return FabricCounter(**{**usual, "ts_ns": T0 + second * SECOND, "tx_bytes": tx_bytes, **fields})
 
 
-def test_rates_are_those_between_readings_of_one_asker_and_who_counts_anew_sends_nothing(
-    embedded_store: Store,
-) -> None:
+def test_rates_are_those_between_readings_of_one_asker(embedded_store: Store) -> None:
     giga = 125_000_000  # bytes of a gigabit
     sent = {0: 5, 2: 25, 4: 27, 18: 69, 20: 77}
     reported = [reading(second, gigas * giga) for second, gigas in sent.items()]

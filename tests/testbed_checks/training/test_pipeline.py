@@ -70,7 +70,6 @@ Runs = Mapping[str, tuple[TrainingJob, TrainingRun]]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Runs:
-    """All jobs of the tier, one after the other in one process."""
     mine = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
     chosen = {item.callspec.params.get("name") for item in mine}
     folder = tmp_path_factory.mktemp("pipelines")
@@ -137,9 +136,7 @@ def test_each_step_is_validated_by_the_norm_of_all_stages_and_amended_where_it_b
 
 
 @pytest.mark.parametrize("name", long_except(KEPT, CASES))
-def test_lost_workers_are_gone_from_the_next_generation_and_those_who_come_back_take_part(
-    runs: Runs, name: str
-) -> None:
+def test_lost_workers_are_gone_from_the_next_generation_or_come_back(runs: Runs, name: str) -> None:
     job, run = runs[name]
     folder = JobFolder(job.folder)
     generations = list(folder.generations())
@@ -161,7 +158,6 @@ def test_lost_workers_are_gone_from_the_next_generation_and_those_who_come_back_
 
 
 def check_plans(folder: JobFolder, generations: list[Generation]) -> None:
-    """Each generation works by a plan for as many as it has at each stage."""
     for now in generations:
         plan = folder.read(f"schedules/{now.number}.json", StepSchedule)
         if plan is not None:  # a generation may be given up before it works

@@ -39,7 +39,6 @@ Runs = Mapping[str, tuple[TrainingJob, TrainingRun]]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Runs:
-    """All jobs of the tier, one after the other."""
     folder = tmp_path_factory.mktemp("replicas")
     mine = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
     chosen = {item.callspec.params.get("name") for item in mine}
@@ -54,7 +53,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
 
 @pytest.fixture(scope="module")
 def plain() -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses and parameters of plain torch in one process."""
     job = TrainingJob(folder=Path())
     model, optimizer = make_model()
     losses = []
