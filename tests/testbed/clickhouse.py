@@ -1,6 +1,5 @@
 """A real ClickHouse server on loopback, without Docker, for tests and benchmarks: start, stop, kill, start again."""
 
-import os
 import select
 import signal
 import subprocess
@@ -31,7 +30,6 @@ class ClickHouseServer:
     password: str = "secret"  # guards a server on loopback that lives for one test
     http_port: int = 0
     tcp_port: int = 0
-    extra_config: str = ""  # raw XML inside <clickhouse>, such as <remote_servers>
     data: Path = field(init=False)
     _process: subprocess.Popen[bytes] | None = field(init=False, default=None)
 
@@ -87,12 +85,6 @@ class ClickHouseServer:
             self._process.wait()
             self._forget()
 
-    def pause(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
-
     def __enter__(self) -> "ClickHouseServer":
         return self.start()
 
@@ -146,6 +138,5 @@ class ClickHouseServer:
             f"<http_port>{self.http_port}</http_port><tcp_port>{self.tcp_port}</tcp_port>"
             "<users_config>users.xml</users_config>"
             "<merge_tree><old_parts_lifetime>480</old_parts_lifetime></merge_tree>"
-            f"<backups><allowed_path>{self.directory / 'backups'}/</allowed_path></backups>"
-            f"{self.extra_config}</clickhouse>"
+            f"<backups><allowed_path>{self.directory / 'backups'}/</allowed_path></backups></clickhouse>"
         )

@@ -60,7 +60,6 @@ class Service:
         return self._process.pid
 
     def start(self) -> "Service":
-        """Start it and return when it answers."""
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
                 [LOCKSTEP, *self.words],
@@ -81,7 +80,6 @@ class Service:
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """Ask it to end, and wait until it has."""
         self._end(signal.SIGTERM)
 
     def __enter__(self) -> "Service":
@@ -143,5 +141,4 @@ def cpu_seconds(pid: int) -> float:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return how much memory a process has in use now."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

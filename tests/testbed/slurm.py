@@ -68,8 +68,6 @@ PartitionName={partition} Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 @dataclass
 class LocalSlurm:
-    """A Slurm that runs."""
-
     home: Path  # state, spool and logs
     door: Path  # what every user of this machine may reach: the configuration and munged's socket
     nodes: tuple[str, ...]
@@ -77,7 +75,6 @@ class LocalSlurm:
 
     @property
     def rest(self) -> str:
-        """Return the address of slurmrestd."""
         return f"unix://{self.door}/rest/socket"
 
     @property
@@ -123,12 +120,10 @@ class LocalSlurm:
         return self.call("scontrol", "token", f"username={user}", f"lifespan={life_s}")
 
     def start_controller(self) -> None:
-        """Start slurmctld and return when it answers."""
         self.start("slurmctld", "slurmctld", "-D")
         self.wait_until(lambda: "is UP" in self.call("scontrol", "ping"), "slurmctld answers")
 
     def send_signal(self, daemon: str, number: signal.Signals) -> None:
-        """Send a signal to one daemon, such as SIGSTOP and later SIGCONT."""
         self._daemons[daemon].send_signal(number)
 
     def stop(self, daemon: str) -> None:

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +65,6 @@ class Site:
         return stop(list_processes(self.fabric, node))
 
     def stop_daemon(self, node: str) -> Undo:
-        """Stop a host's slurmd."""
         self.slurm.send_signal(node, signal.SIGSTOP)
         return lambda: self.slurm.send_signal(node, signal.SIGCONT)
 
@@ -99,8 +98,6 @@ class Site:
         return await_found(find, f"{node} is taken away")
 
     def await_returned(self, node: str) -> int:
-        """Return when the node was back in service."""
-
         def find() -> int | None:
             mine = [each for each in list_isolated(self.control) if each.node == node]
             is_back = mine and all(each.state == "returned" for each in mine)
@@ -120,7 +117,9 @@ def drill_site(folder: Path, nodes_per_hour: int) -> Iterator[Site]:
             local_slurm(folder / "slurm", nodes=[host.id for host in fabric.topology.hosts], extra=QUICK)
         )
         stack.callback(_let_go, folder, slurm)
-        head = stack.enter_context(_ActingHead(folder, fabric, _planner_settings(folder, slurm, nodes_per_hour)))
+        head = stack.enter_context(
+            HeadNode(folder / "state", fabric, _planner_settings(folder, slurm, nodes_per_hour))
+        )
         for node in slurm.nodes:
             write_seat(folder, node, fabric)
             rings_of(folder, node).mkdir(parents=True)
@@ -144,7 +143,6 @@ def find_loss_difference(folder: Path) -> float:
 
 
 def await_found(find: Callable[[], Found | None], what: str) -> Found:
-    """Return what is found as soon as it is there."""
     found: list[Found] = []
 
     def is_there() -> bool:
@@ -154,17 +152,6 @@ def await_found(find: Callable[[], Found | None], what: str) -> Found:
 
     wait_until(is_there, what, LIMIT_S)
     return found[0]
-
-
-class _ActingHead(HeadNode):
-    """A head node whose planner carries out what it decides."""
-
-    def __init__(self, folder: Path, fabric: Fabric, planner: Mapping[str, str]) -> None:
-        self._planner = planner
-        super().__init__(folder / "state", fabric)
-
-    def _own_settings(self) -> dict[str, str]:
-        return {**self._planner}
 
 
 def _build_fabric() -> Fabric:
@@ -195,7 +182,6 @@ def _planner_settings(folder: Path, slurm: LocalSlurm, nodes_per_hour: int) -> d
 
 
 def _submit(folder: Path, slurm: LocalSlurm) -> str:
-    """Submit the training job and return its number."""
     training = f"{sys.executable} -m tests.testbed.training.checkpointed --dir {folder}/checkpoints"
     options = f"--log {folder}/steps.jsonl --steps {_STEPS} --every 5 --timeout-s 600"
     script = folder / "train.sh"

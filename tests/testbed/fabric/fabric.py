@@ -60,7 +60,6 @@ def _count(link: Any, queue: tuple[int, int, float | None]) -> PortCounters:
 
 
 def _read_queue(qdisc: Any) -> tuple[int, int, float | None]:
-    """Return what a tbf dropped, what waits in it, and its rate."""
     queue = qdisc.get_attr("TCA_STATS2").get_attr("TCA_STATS_QUEUE")
     rate = qdisc.get_attr("TCA_OPTIONS").get_attr("TCA_TBF_PARMS")["rate"]
     return int(queue["drops"]), int(queue["backlog"]), rate * 8 / 1e6
@@ -142,7 +141,6 @@ class Fabric:
         return self.management.head
 
     def address_of(self, host: str, nic: str) -> str:
-        """Return the address of a NIC."""
         return self._port(host, nic).address
 
     def namespace_of(self, node: str) -> str:

@@ -105,7 +105,6 @@ class FabricPlan:
         return {(end.node, end.name): (cable, end) for cable in self.cables for end in cable.ends}
 
     def cables_of(self, node: str) -> tuple[tuple[Cable, Port], ...]:
-        """Return the cables of a node, each with the end that is there."""
         return tuple((cable, end) for cable in self.cables for end in cable.ends if end.node == node)
 
 
@@ -235,7 +234,6 @@ class SourceRule:
 
 
 def plan_routes(plan: FabricPlan) -> list[Route]:
-    """Return the routes of all nodes. Cost: O(leaves x links)."""
     neighbours = _find_neighbours(plan)
     graph = join_nodes(((near, far.node) for near in neighbours for _, far in neighbours[near]), plan.switches)
     hops = {leaf: count_hops(graph, leaf) for leaf in plan.prefixes}

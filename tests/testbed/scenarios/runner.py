@@ -40,7 +40,6 @@ class ReportedVerdict:
     confidence: float
 
     def is_right(self, wanted: Expectation) -> bool:
-        """Return whether it names what is expected, whenever that is."""
         return _names(self.fault_class, self.component, wanted)
 
 
@@ -104,14 +103,12 @@ class Outcome:
 
     @property
     def missed(self) -> list[Expectation]:
-        """Verdicts that are right and were not given in time."""
         return [
             wanted for wanted in self.scenario.expect if not any(self._is_right(i, wanted) for i in self.incidents)
         ]
 
     @property
     def wrong(self) -> list[dict[str, Any]]:
-        """Incidents that no expectation calls right."""
         return [i for i in self.incidents if not any(self._is_right(i, wanted) for wanted in self.scenario.expect)]
 
     @property
@@ -266,8 +263,6 @@ def lines_for(fault: Fault, step: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Stage:
-    """Everything that runs while a scenario is told."""
-
     fabric: Fabric
     head: HeadNode
     job: Job

@@ -19,7 +19,6 @@ _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 def options_of(job: TrainingJob, place: Place) -> TrainingOptions:
-    """Return the options of a process."""
     places = {"disk": job.folder / "disk"} if job.snapshots else {}
     given = {"beat_s": BEAT_S, "silence_s": 2.0, "node": job.node(place), **places, **job.options}
     given |= {"replica": place[0], "stage": place[1], "replicas": job.replicas, "stages": job.stages}
@@ -64,6 +63,5 @@ class Told:
         self._file = os.open(job.folder / LINES, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def write(self, step: int, **figures: float) -> None:
-        """Tell of a step that is settled."""
         line = {**self._place, "step": step, "threads": len(os.listdir("/proc/self/task")), **figures}
         os.write(self._file, f"{json.dumps(line | {'at_ns': time.monotonic_ns()})}\n".encode())

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lockstep.errors import LockstepError
 
@@ -33,3 +33,13 @@ def fork_child(live: Callable[[], None]) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def run_ranks_of(job: str, ranks: Sequence[Callable[[], None]]) -> None:
+    """Fork all ranks and wait for them; LockstepError with those that failed."""
+    pids = {fork_child(live): rank for rank, live in enumerate(ranks)}
+    ended = dict(os.wait() for _ in pids)
+    failed = {pids[pid]: os.waitstatus_to_exitcode(status) for pid, status in ended.items() if status}
+    if failed:
+        names = ", ".join(f"{rank} with {code}" for rank, code in sorted(failed.items()))
+        raise LockstepError(f"ranks of the {job} job have failed: {names}")

@@ -47,8 +47,6 @@ class Fault(Frozen):
 
 
 class TrainingJob(Frozen):
-    """A job, and what is done to it."""
-
     folder: Path
     replicas: int = 3
     stages: int = 1
@@ -68,7 +66,6 @@ class TrainingJob(Frozen):
         return [(replica, stage) for replica in range(self.replicas) for stage in range(self.stages)]
 
     def node(self, place: Place) -> str:
-        """Return the name of the host on which a process believes itself."""
         return f"h{self.places.index(place)}"
 
 

@@ -22,13 +22,11 @@ class Block(nn.Module):  # type: ignore[misc]  # mypy does not read torch
         self.down = nn.Linear(2 * width, width)
 
     def forward(self, values: Tensor) -> Tensor:
-        """Return the values with the block's share added."""
         hidden = nn.functional.gelu(self.up(self.norm(values)))
         return values + self.down(hidden)
 
 
 def build_stage(stage: int, seed: int = 1) -> nn.Sequential:
-    """Return the blocks of a stage; equal for equal seeds and stages, whatever was drawn before."""
     blocks = nn.Sequential(*(Block(_WIDTH) for _ in range(_BLOCKS)))
     for name, parameter in blocks.named_parameters():
         fill(parameter, f"{seed}/{stage}/{name}")
@@ -36,12 +34,10 @@ def build_stage(stage: int, seed: int = 1) -> nn.Sequential:
 
 
 def make_optimizer(module: nn.Module) -> torch.optim.Optimizer:
-    """Return an optimizer as it begins."""
     return torch.optim.AdamW(module.parameters(), lr=0.01, weight_decay=0.1, foreach=False)
 
 
 def fill(parameter: nn.Parameter, name: str) -> None:
-    """Give a parameter the values that belong to its name."""
     with torch.no_grad():
         spread = 1 / math.sqrt(parameter.shape[-1])
         drawn = torch.randn(parameter.shape, generator=seeded(name)) * spread
@@ -49,7 +45,6 @@ def fill(parameter: nn.Parameter, name: str) -> None:
 
 
 def inputs_of(batch: MicroBatch) -> Tensor:
-    """Return what goes into the first stage."""
     return _draw(batch)[0]
 
 
@@ -63,5 +58,4 @@ def _draw(batch: MicroBatch) -> Tensor:
 
 
 def seeded(name: str) -> torch.Generator:
-    """Return a generator that draws what belongs to a name."""
     return torch.Generator().manual_seed(crc32(name.encode()))

@@ -24,7 +24,6 @@ class HeldWorker(Held, PipelineWorker):
 
 
 def live(job: TrainingJob, place: Place, faults: Collection[Fault]) -> None:
-    """Train to the end."""
     torch.set_num_threads(1)
     replica, stage = place
     mine = [fault for fault in faults if (fault.replica, fault.stage) == place]

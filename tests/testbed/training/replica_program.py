@@ -28,14 +28,12 @@ class SmallGpt(nn.Module):  # type: ignore[misc]  # mypy does not read torch
         self.head = nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, words: Tensor) -> Tensor:
-        """Return what may follow each word."""
         mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
         values = self.tokens(words) + self.places(torch.arange(LENGTH))
         return self.head(self.blocks(values, mask=mask, is_causal=True))
 
 
 def make_model(seed: int = 1) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return a model and its optimizer as they begin."""
     torch.manual_seed(seed)
     model = SmallGpt()
     # Attention's key biases have no gradient but rounding, of which Adam would make whole steps with its usual eps.
@@ -54,7 +52,6 @@ class HeldReplica(Held, Replica):
 
 
 def live(job: TrainingJob, place: Place, faults: Collection[Fault]) -> None:
-    """Train to the end."""
     torch.set_num_threads(1)
     number, _ = place
     mine = [fault for fault in faults if fault.replica == number]

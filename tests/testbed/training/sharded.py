@@ -22,8 +22,6 @@ _LEARNING_RATE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Sharded:
-    """This rank's part of the model and of its optimizer."""
-
     mesh: DeviceMesh
     model: nn.Module
     optimizer: torch.optim.Optimizer
