@@ -13,6 +13,18 @@ from lockstep.state.leases import Lease, take_lease
 from tests.fixtures.control import hold_lease
 from tests.lockstep.state.build import decision, incident
 
+STEP = Step(act="isolate", subject="h3", state="done", ended_ns=9)
+ISOLATED = Isolated(
+    node="h3",
+    component="nic:h3/eth1",
+    decision="d1",
+    job="train",
+    reason="slow",
+    state="isolated",
+    since_ns=7,
+    changed_ns=7,
+)
+
 
 @pytest.fixture
 def lease(db: ControlDatabase) -> Lease:
@@ -22,32 +34,18 @@ def lease(db: ControlDatabase) -> Lease:
 
 
 def execution(name: str = "d1", state: ExecutionState = "executing", began_ns: int = 5) -> Execution:
-    return Execution(
-        decision=name,
-        incident="i1",
-        job="train",
-        action="replace",
-        component="nic:h3/eth1",
-        state=state,
-        generation=1,
-        approved_by="ada",
-        began_ns=began_ns,
-        steps=(Step(act="isolate", subject="h3", state="done", ended_ns=9),),
-    )
+    told = {"decision": name, "state": state, "began_ns": began_ns, "steps": (STEP,), "generation": 1}
+    about = {"incident": "i1", "job": "train", "action": "replace", "component": "nic:h3/eth1", "approved_by": "ada"}
+    return Execution.model_validate(told | about)
 
 
 def isolated(**changes: object) -> Isolated:
-    whole = Isolated(
-        node="h3",
-        component="nic:h3/eth1",
-        decision="d1",
-        job="train",
-        reason="slow",
-        state="isolated",
-        since_ns=7,
-        changed_ns=7,
-    )
-    return whole.model_copy(update=changes)
+    return ISOLATED.model_copy(update=changes)
+
+
+def last_line(db: ControlDatabase) -> tuple[str, str, str, str]:
+    line = list_audit(db, 1)[0]
+    return line.who, line.what, line.subject, line.why
 
 
 def test_decisions_are_saved_whole_and_found_newest_first(db: ControlDatabase, lease: Lease) -> None:
@@ -59,12 +57,9 @@ def test_decisions_are_saved_whole_and_found_newest_first(db: ControlDatabase, l
     assert decisions.get_decision(db, "d1") == approved, "an approval replaces the decision"
     assert decisions.list_decisions(db, incident="i1") == [second, approved]
     assert decisions.list_decisions(db, job="other") == [other]
-
-
-def test_decision_about_an_unknown_incident_is_refused_with_all_others(db: ControlDatabase, lease: Lease) -> None:
-    with pytest.raises(NotPresent, match="decision 'd4' answers incident 'i9', which is not here"):
-        decisions.save_decisions(db, [decision("d3"), decision("d4", incident="i9")], None)
-    assert {each.id for each in decisions.list_decisions(db)} == {"d1", "d2"}
+    with pytest.raises(NotPresent, match="decision 'd5' answers incident 'i9', which is not here"):
+        decisions.save_decisions(db, [decision("d4"), decision("d5", incident="i9")], None)
+    assert len(decisions.list_decisions(db)) == 3, "one about an unknown incident is refused with all others"
 
 
 def test_orders_come_back_in_the_order_in_which_they_were_given(db: ControlDatabase, lease: Lease) -> None:
@@ -75,14 +70,12 @@ def test_orders_come_back_in_the_order_in_which_they_were_given(db: ControlDatab
     ]
     for order in given:
         decisions.give_order(db, order)
-    assert decisions.list_orders(db) == given
-    assert decisions.list_orders(db, "d1") == [given[0], given[2]]
-    assert decisions.list_orders(db, since_ns=4) == given[1:]
-    line = list_audit(db, 1)[0]
-    assert (line.who, line.what, line.subject, line.why) == ("bob", "undo_decision", "d1", "wrong node")
+    assert last_line(db) == ("bob", "undo_decision", "d1", "wrong node")
     with pytest.raises(NotPresent, match="there is no decision 'd9'"):
         decisions.give_order(db, Order(decision="d9", kind="approve", who="ada", ts_ns=1))
     assert decisions.list_orders(db) == given
+    assert decisions.list_orders(db, "d1") == [given[0], given[2]]
+    assert decisions.list_orders(db, since_ns=4) == given[1:]
 
 
 def test_execution_is_found_by_its_decision_and_written_together_with_its_node_and_its_line(
@@ -96,9 +89,8 @@ def test_execution_is_found_by_its_decision_and_written_together_with_its_node_a
     assert [run.decision for run in decisions.list_executions(db)] == ["d2", "d1"]
     assert decisions.list_executions(db, job="other") == []
     decisions.save_execution(db, execution(), lease, [isolated()], why="isolate h3: drained")
-    line = list_audit(db, 1)[0]
-    assert (line.who, line.what, line.subject) == ("planner", "execution_executing", "d1")
-    assert (line.why, line.ts_ns) == ("isolate h3: drained", 9)
+    assert last_line(db) == ("planner", "execution_executing", "d1", "isolate h3: drained")
+    assert list_audit(db, 1)[0].ts_ns == STEP.ended_ns
     assert decisions.list_isolated(db) == [isolated()]
 
 
@@ -118,23 +110,21 @@ def test_node_is_written_over_on_its_way_back_and_kept_per_decision(db: ControlD
     decisions.save_isolated(db, isolated(), lease)
     decisions.save_isolated(db, isolated(state="returned", changed_ns=20), lease, why="its test passed")
     decisions.save_isolated(db, isolated(decision="d2", since_ns=30), lease)
-    assert [(each.decision, each.state) for each in decisions.list_isolated(db)] == [
-        ("d1", "returned"),
-        ("d2", "isolated"),
-    ]
-    assert [each.decision for each in decisions.list_isolated(db, since_ns=30)] == ["d2"]
-    assert list_audit(db, 1)[0].what == "node_returned"
+    found = decisions.list_isolated(db)
+    assert [(each.decision, each.state) for each in found] == [("d1", "returned"), ("d2", "isolated")]
+    assert decisions.list_isolated(db, since_ns=30) == found[1:]
+    assert last_line(db)[1] == "node_returned"
 
 
 def test_last_word_on_an_incident_counts(db: ControlDatabase, lease: Lease) -> None:
     first = Outcome(incident="i1", was_right=True, who="ada", ts_ns=3)
     second = Outcome(incident="i1", was_right=False, part="gpu:h3/0", who="bob", why="the GPU was hot", ts_ns=4)
-    decisions.save_outcome(db, first)
-    decisions.save_outcome(db, second)
+    for outcome in (first, second):
+        decisions.save_outcome(db, outcome)
     assert decisions.list_outcomes(db) == {"i1": second}
-    assert list_audit(db, 1)[0].why == "wrong: the GPU was hot"
+    assert last_line(db)[3] == "wrong: the GPU was hot"
     with pytest.raises(NotPresent, match="there is no incident 'i9'"):
-        decisions.save_outcome(db, Outcome(incident="i9", was_right=True, who="ada", ts_ns=3))
+        decisions.save_outcome(db, first.model_copy(update={"incident": "i9"}))
 
 
 def test_documents_of_the_version_before_are_read() -> None:
