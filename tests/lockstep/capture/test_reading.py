@@ -16,14 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.capture import files
-from lockstep.capture.files import (
-    TOPOLOGY_FILE,
-    CaptureInfo,
-    JobLayout,
-    dump_info,
-    parse_info,
-    read_capture,
-)
+from lockstep.capture.files import TOPOLOGY_FILE, CaptureInfo, JobLayout, dump_info, parse_info, read_capture
 from lockstep.errors import BadCapture
 from lockstep.records import Collective, Comm, Transfer
 from lockstep.tables import TABLE_BY_NAME, TABLES

@@ -34,12 +34,7 @@ def test_the_worked_example_takes_27_36_29_and_27_slots() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "staggered", "one_optimizer"),
-    [
-        ((2, 16, 32), 105, 106),
-        ((4, 8, 32), 111, 114),
-        ((8, 4, 32), 129, 136),
-        ((8, 4, 64), 258, None),
-    ],
+    [((2, 16, 32), 105, 106), ((4, 8, 32), 111, 114), ((8, 4, 32), 129, 136), ((8, 4, 64), 258, None)],
 )
 def test_one_failure_in_the_last_stage_costs_what_its_work_costs(
     shape: tuple[int, int, int], staggered: int, one_optimizer: int | None

@@ -69,10 +69,7 @@ def doubt_verdict(site: Site, note: Note) -> None:
 
 
 FALSE_VERDICT, HOST_DIES = "false verdict", "host dies"
-PHASES: Mapping[str, Callable[[Site, Note], None]] = {
-    HOST_DIES: lose_host,
-    FALSE_VERDICT: doubt_verdict,
-}
+PHASES: Mapping[str, Callable[[Site, Note], None]] = {HOST_DIES: lose_host, FALSE_VERDICT: doubt_verdict}
 
 
 def _choose_node(site: Site) -> str:

@@ -40,7 +40,7 @@ _ALL_SETTINGS = {
     "ipv4/conf/default/rp_filter": 0,
 }
 _HOST_SETTINGS = {
-    "ipv4/tcp_no_metrics_save": 1,  # else a connection remembers how slow the path was before it was healed
+    "ipv4/tcp_no_metrics_save": 1  # else a connection remembers how slow the path was before it was healed
 }
 _SWITCH_SETTINGS = {
     "ipv4/ip_forward": 1,
