@@ -59,12 +59,11 @@ def test_columns_of_other_releases_and_programs_are_taken(tmp_path: Path) -> Non
     newer = COLLECTIVES.append_column("mood", pa.array(["fine"] * 3))
     foreign = with_column(newer, "seq", pa.array([0, 1, 2], pa.int16()))
     foreign = with_column(foreign, "func", foreign["func"].dictionary_encode())
-    case = build.write_directory(tmp_path / "case", {"collectives": foreign})
-    assert read_capture(case).tables["collectives"] == COLLECTIVES
-    older = COLLECTIVES.drop_columns(["start_ns", "end_ns"])  # which may be null
-    found = read_capture(build.write_directory(tmp_path / "case", {"collectives": older})).tables["collectives"]
-    assert found["end_ns"].to_pylist() == [None] * 3
-    assert found["seq"].to_pylist() == [0, 1, 2]
+    older = COLLECTIVES.drop_columns(["end_ns"])  # which may be null
+    without = with_column(COLLECTIVES, "end_ns", pa.nulls(3, pa.int64()))
+    for told, meant in ((foreign, COLLECTIVES), (older, without)):
+        case = build.write_directory(tmp_path / "case", {"collectives": told})
+        assert read_capture(case).tables["collectives"].to_pylist() == meant.to_pylist()
 
 
 @pytest.mark.parametrize("name", ["case", "case.tar.zst"])
@@ -98,9 +97,8 @@ def test_description_survives_its_text() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        *((text, "is not JSON: ") for text in ("", "{", "not json", "[" * 100_000, "1" * 5_000, "\ufeff{}")),
-        ('{"job": "\\ud800"}', "is not JSON: "),
-        *((text, "the file: Input should be an object") for text in ("[]", "null", "7", '"j1"')),
+        *((text, "is not JSON: ") for text in ("", "[" * 100_000, "1" * 5_000, "\ufeff{}", '{"job": "\\ud800"}')),
+        ("null", "the file: Input should be an object"),
         ('{"version": 2, "jobs": ["j1", "j2"]}', "is version 2, newer than the 1 this code reads"),
         *(
             (json.dumps({name: value for name, value in SOUND.items() if name != field}), f"{field}: Field required")
@@ -111,17 +109,12 @@ def test_description_survives_its_text() -> None:
             for field, complaint in (
                 ({"end_ns": 4}, "ends at 4, before it starts at 5"),
                 ({"version": "9"}, "version: "),
-                ({"version": True}, "version: "),
                 ({"version": 0}, "version: "),
                 ({"job": 7}, "job: "),
-                ({"job": None}, "job: "),
-                ({"start_ns": "5"}, "start_ns: "),
                 ({"start_ns": 5.0}, "start_ns: "),
                 ({"start_ns": -1}, "start_ns: "),
                 ({"end_ns": 2**63}, "end_ns: "),
-                ({"hosts": "h0"}, "hosts: "),
                 ({"hosts": ["h0", 1]}, "hosts.1: "),
-                ({"layout": [8]}, "layout: "),
                 ({"layout": {"tp": 0}}, "layout.tp: "),
                 ({"mood": "fine"}, "mood: "),
             )
@@ -158,56 +151,36 @@ def test_topology_at_fault_is_refused_with_all_complaints(tmp_path: Path) -> Non
         assert refusal(tmp_path / "case").file == TOPOLOGY_FILE
 
 
-@pytest.mark.parametrize(
-    ("column", "values", "row", "complaint"),
-    [
-        ("end_ns", pa.array([5, None, -7]), 2, "negative time (-7)"),
-        ("seq", pa.array(["0", "1", "2"]), None, "is string, not uint64"),
-        ("channels", pa.array([1, 999, 2]), 1, "999 does not fit into uint8"),
-        ("clock", pa.array(["gpu", "gpu", "sun"]), 2, "'sun' is none of gpu, proxy, none"),
-        ("func", pa.array(["Send", None, "Recv"]), 1, "is null, and must not be"),
-        ("func", pa.array([b"Send", b"\xff", b"Recv"]).view(pa.string()), 1, "is broken"),
-        ("rank", pa.array([0.0, 1.0, float("nan")]), 2, "is double, not uint32"),
-    ],
-    ids=["negative time", "wrong type", "overflow", "choice", "null", "not utf8", "nan"],
-)
-def test_fault_is_named_by_file_column_and_row(
-    column: str, values: pa.Array, row: int | None, complaint: str, tmp_path: Path
-) -> None:
-    case = build.write_directory(tmp_path / "case", {"collectives": with_column(COLLECTIVES, column, values)})
-    content = (case / "collectives.parquet").read_bytes()
-    packed = build.write_archive(
-        tmp_path / "x.tar.zst", build.tar_of([build.INFO_MEMBER, build.member("collectives.parquet", content)])
-    )
-    for error in (refusal(case), refusal(packed)):
-        assert place(error) == ("collectives.parquet", column, row)
-        assert error.problem.startswith(complaint)
-
-
 SAME_KEYS = rows(make(Comm, rank=0), make(Comm, rank=1), make(Comm, rank=0, pid=9))
+NEGATIVE = with_column(COLLECTIVES, "end_ns", pa.array([5, None, -7]))
+FRACTIONS = with_column(COLLECTIVES, "rank", pa.array([0.0, 1.0, float("nan")]))
+TEXTS = with_column(COLLECTIVES, "seq", pa.array(["0", "1", "2"]))
+EXTENSION = with_column(COLLECTIVES, "captured", pa.array([1, 0, 1], pa.int8()).cast(pa.bool8()))
 
 
 @pytest.mark.parametrize(
     ("name", "table", "column", "row", "complaint"),
     [
+        ("collectives", NEGATIVE, "end_ns", 2, "negative time (-7)"),
+        ("collectives", FRACTIONS, "rank", 2, "is double, not uint32"),
+        ("collectives", TEXTS, "seq", None, "is string, not uint64"),
         ("collectives", COLLECTIVES.drop_columns(["rank"]), "rank", None, "the column is missing"),
+        ("collectives", EXTENSION, "captured", None, "is extension<arrow.bool8>"),
         ("comms", SAME_KEYS, None, 2, "has the same job, attempt, comm, rank as row 0"),
-        (
-            "collectives",
-            with_column(COLLECTIVES, "captured", pa.array([1, 0, 1], pa.int8()).cast(pa.bool8())),
-            "captured",
-            None,
-            "arrow.bool8",
-        ),
     ],
-    ids=["missing", "same key", "extension type"],
+    ids=["negative time", "not a number", "wrong type", "missing", "extension type", "same key"],
 )
-def test_fault_of_a_whole_table_is_named(
+def test_fault_is_named_by_file_column_and_row(
     name: str, table: pa.Table, column: str | None, row: int | None, complaint: str, tmp_path: Path
 ) -> None:
-    error = refusal(build.write_directory(tmp_path / "case", {name: table}))
-    assert place(error) == (f"{name}.parquet", column, row)
-    assert complaint in error.problem
+    case = build.write_directory(tmp_path / "case", {name: table})
+    content = (case / f"{name}.parquet").read_bytes()
+    packed = build.write_archive(
+        tmp_path / "x.tar.zst", build.tar_of([build.INFO_MEMBER, build.member(f"{name}.parquet", content)])
+    )
+    for error in (refusal(case), refusal(packed)):
+        assert place(error) == (f"{name}.parquet", column, row)
+        assert error.problem.startswith(complaint)
 
 
 def test_parquet_in_many_row_groups_cut_short_or_too_large_is_refused_with_its_place(
