@@ -89,7 +89,7 @@ def token(db: ControlDatabase) -> tokens.Token:
     return found
 
 
-def test_session_stands_for_its_token_until_its_end(db: ControlDatabase, token: tokens.Token) -> None:
+def test_session_stands_for_its_token_until_it_ends_or_is_ended(db: ControlDatabase, token: tokens.Token) -> None:
     hers, other = tokens.begin_session(db, token, 10, 10 + LIFE), tokens.begin_session(db, PERSON, 10, 10 + LIFE)
     found, person = tokens.find_session(db, hers, 10 + LIFE - 1), tokens.find_session(db, other, 11)
     assert found is not None
@@ -100,15 +100,11 @@ def test_session_stands_for_its_token_until_its_end(db: ControlDatabase, token: 
     tokens.revoke_token(db, token.id, 20)
     assert tokens.find_session(db, hers, 21) is None
     assert tokens.find_session(db, other, 21) is not None
-
-
-def test_ended_session_is_over(db: ControlDatabase, token: tokens.Token) -> None:
-    secret, other = (tokens.begin_session(db, token, 10, 10 + LIFE) for _ in range(2))
-    for now_ns in (20, 21):
-        tokens.end_session(db, secret, now_ns)
-    assert tokens.find_session(db, secret, 22) is None
-    assert tokens.find_session(db, other, 22) is not None
-    assert [line.what for line in list_audit(db, 10)] == ["log_out", "log_in", "log_in", "create_token"]
+    for now_ns in (22, 23):
+        tokens.end_session(db, other, now_ns)
+    assert tokens.find_session(db, other, 24) is None
+    acts = [line.what for line in list_audit(db, 10)]
+    assert acts == ["log_out", "revoke_token", "log_in", "log_in", "create_token"], "one log_out"
 
 
 def test_database_holds_no_secret_of_a_session_and_forgets_what_is_over(
