@@ -153,7 +153,9 @@ def test_files_are_read_by_both_up_to_the_greatest_size(tmp_path: Path) -> None:
     assert larger == read_by_us(file_of(host_paths.MOST_BYTES + 1)) == "damaged"
 
 
-def test_written_plan_is_the_file_replaces_a_damaged_one_and_is_never_set_back(tmp_path: Path) -> None:
+def test_written_plan_is_the_file_replaces_a_damaged_one_is_never_set_back_nor_written_by_two_at_once(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "paths" / "plan"
     assert host_paths.read_plan(file) is None
     for _ in range(2):
@@ -170,13 +172,10 @@ def test_written_plan_is_the_file_replaces_a_damaged_one_and_is_never_set_back(t
     with pytest.raises(LeaseLost, match="plan 5 already, which is later than 4"):
         host_paths.write_plan(file, plan(4, entry(2)))
     assert host_paths.read_plan(file) == plan(5, entry(1), lease_end_s=200)
-
-
-def test_two_writers_do_not_write_at_once(tmp_path: Path) -> None:
     lock = lock_directory(tmp_path)
     try:
         with pytest.raises(LockstepError, match="another process writes"):
-            host_paths.write_plan(tmp_path / "plan", plan())
+            host_paths.write_plan(file, plan(6))
     finally:
         os.close(lock)
 

@@ -1,7 +1,6 @@
 """Archives come from anywhere: what is whole is unpacked under our names, everything else is refused."""
 
 import tarfile
-import tracemalloc
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -22,6 +21,7 @@ from tests.lockstep.capture.build import (
     write_archive,
     write_capture,
 )
+from tests.lockstep.memory import taking_less_than
 
 
 @pytest.fixture
@@ -140,14 +140,8 @@ def test_header_that_would_fill_the_memory_is_refused_unread(tmp_path: Path, ins
     assert fnmatchcase(refused_tar(header.tobuf() * 5_000, inside), NOT_WHOLE), "headers about headers"
     header.size = 64 << 20
     archive = write_archive(tmp_path / "case.tar.zst", header.tobuf() + bytes(header.size))
-    tracemalloc.start()
-    try:
-        problem = refusal(archive, inside)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert problem == f"is not a whole .tar.zst: a header of {header.size} bytes"
-    assert peak < 8 << 20
+    with taking_less_than(8 << 20):
+        assert refusal(archive, inside) == f"is not a whole .tar.zst: a header of {header.size} bytes"
 
 
 def test_what_is_no_whole_archive_is_refused(tmp_path: Path, inside: Path) -> None:

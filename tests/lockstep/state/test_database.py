@@ -127,10 +127,14 @@ def test_lost_connection_is_replaced_and_one_lost_in_mid_transaction_is_away_and
             )
         leave_a_line(db, "after")
         assert [line.subject for line in list_audit(db, 10)] == ["after", "before"]
-        with pytest.raises(ControlAway, match="terminating connection"), ExitStack() as stack:
-            connection = stack.enter_context(db.begin())
-            connection.execute(LEASE)
-            connection.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+        def write_and_lose_the_server() -> None:
+            with db.begin() as connection:
+                connection.execute(LEASE)
+                connection.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+        with pytest.raises(ControlAway, match="terminating connection"):
+            write_and_lose_the_server()
         assert count_leases(db) == 0
 
 
