@@ -12,7 +12,7 @@ from lockstep import batches
 from lockstep.arrow import conform, rows_of, schema_of
 from lockstep.batches import ACCEPTED_VERSIONS, decode_batch, encode_batch, unpack_body
 from lockstep.errors import BadBatch
-from lockstep.records import RECORDS_VERSION, Agent, Collective, Event, NicCounter
+from lockstep.records import RECORDS_VERSION, Agent, Collective, NicCounter
 from lockstep.tables import TABLE_BY_NAME, TABLES
 from tests.builders import make, rows
 from tests.lockstep.memory import taking_less_than
@@ -92,10 +92,6 @@ def test_columns_of_other_releases_are_left_out_or_null() -> None:
     assert decoded(packed(stream_of(broken)))["agents"].equals(AGENTS)
     older = AGENTS.drop_columns(["plugin_cost_ns"])
     assert decoded(packed(stream_of(older)))["agents"]["plugin_cost_ns"].to_pylist() == [None, None]
-    events = rows(make(Event, message="rank 3 was killed by SIGKILL"))
-    sentences = events.drop_columns(["rank", "pid", "signal", "exit_code", "detail"])
-    (row,) = decoded(packed(stream_of(sentences, "events")))["events"].to_pylist()
-    assert (row["message"], row["rank"], row["signal"]) == ("rank 3 was killed by SIGKILL", None, None)
 
 
 def test_shape_of_a_table_is_read_once_and_is_that_of_its_columns_alone() -> None:

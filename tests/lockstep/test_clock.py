@@ -1,7 +1,6 @@
 """Time stands still in tests until it is moved, and the host's clock really waits."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -27,19 +26,6 @@ def test_manual_clock_moves_by_exactly_what_it_is_told_and_at_once_where_somebod
     event.set()
     assert clock.wait(event, 3600.0) is True
     assert clock.now_ns() == 3600 * NS_PER_S
-
-
-def test_manual_clock_loses_nothing_when_many_move_it() -> None:
-    clock = ManualClock()
-
-    def move() -> None:
-        for _ in range(500):
-            clock.advance(1)
-
-    with ThreadPoolExecutor(4) as pool:
-        for _ in range(4):
-            pool.submit(move)
-    assert clock.now_ns() == 2000 * NS_PER_S
 
 
 def test_clock_of_the_host_runs_and_wakes_when_the_event_comes() -> None:

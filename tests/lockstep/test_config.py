@@ -1,6 +1,5 @@
 """Settings are whole and frozen, variables win over the file, and everything wrong is said at once."""
 
-import string
 from collections.abc import Callable
 from contextlib import closing
 from fnmatch import fnmatchcase
@@ -8,8 +7,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from collector.path_follower import make_client
@@ -128,16 +125,6 @@ def test_listen_is_host_and_port_or_refused() -> None:
     for text in NO_LISTEN.split("|"):
         with pytest.raises(ValueError, match="is not host:port"):
             split_listen(text)
-
-
-@given(st.text(string.printable))
-def test_listen_is_split_or_refused_whatever_the_text(text: str) -> None:
-    try:
-        host, port = split_listen(text)
-    except ValueError:
-        return
-    assert text in (f"{host}:{text.rpartition(':')[2]}", f"[{host}]:{text.rpartition(':')[2]}")
-    assert 0 <= port <= 65535
 
 
 def test_settings_cannot_be_changed_and_have_a_meaning_and_variables_of_their_own() -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 import lockstep.errors
 from lockstep.errors import BadCapture, BadRows, BadSettings, BadTopology
 from tests.conftest import REPO
-
-PACKAGES = ("lockstep", "collector", "importers", "simulator", "analyzer", "planner", "api", "cli")
+from tests.repo.files import PACKAGES
 
 
 def drawn_tree() -> dict[str, str]:

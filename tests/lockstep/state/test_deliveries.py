@@ -44,12 +44,20 @@ def thread(target: str = "ops", **changes: Any) -> Thread:
     return made.model_copy(update=changes)
 
 
+def begin(db: ControlDatabase, lease: Lease, number: int) -> deliveries.Delivery:
+    begun = deliveries.begin_try(db, lease, number, 20)
+    assert begun is not None
+    return begun
+
+
+def settle(db: ControlDatabase, lease: Lease, sent: deliveries.Delivery, state: Any = "delivered") -> None:
+    told = deliveries.Try(ts_ns=20, status=200, said="HTTP 200")
+    deliveries.settle_try(db, lease, sent, state, 30, told, Health(since_ns=0))
+
+
 def send(db: ControlDatabase, lease: Lease, number: int, state: Any = "delivered") -> deliveries.Delivery:
-    sent = deliveries.begin_try(db, lease, number, 20)
-    assert sent is not None
-    deliveries.settle_try(
-        db, lease, sent, state, 30, deliveries.Try(ts_ns=20, status=200, said="HTTP 200"), Health(since_ns=0)
-    )
+    sent = begin(db, lease, number)
+    settle(db, lease, sent, state)
     return sent
 
 
@@ -74,11 +82,10 @@ def test_of_a_thread_the_first_is_sent_and_the_others_wait_for_it(db: ControlDat
     first, third = deliveries.due_deliveries(db, 10)
     assert [first[1] + 2, third[1]] == [third[1]] * 2
     assert deliveries.due_deliveries(db, 9) == []
-    begun = deliveries.begin_try(db, lease, first[1], 20)
-    assert begun is not None
+    begun = begin(db, lease, first[1])
     assert deliveries.begin_try(db, lease, first[1], 20) is None, "it is under way"
     assert [number for _, number in deliveries.due_deliveries(db, 99)] == [third[1]]
-    deliveries.settle_try(db, lease, begun, "delivered", 0, deliveries.Try(ts_ns=20), Health(since_ns=0))
+    settle(db, lease, begun)
     assert len(deliveries.due_deliveries(db, 99)) == 2
 
 
@@ -148,10 +155,9 @@ def test_log_is_bounded_by_age_and_a_result_for_a_message_that_is_gone_is_droppe
     deliveries.forget_deliveries(db, lease, before_ns=61)
     assert (states(db), deliveries.list_threads(db, (), 0)) == ([], [])
     deliveries.save_round(db, lease, [message("e1")], [])
-    sent = deliveries.begin_try(db, lease, deliveries.due_deliveries(db, 10)[0][1], 20)
-    assert sent is not None
+    sent = begin(db, lease, deliveries.due_deliveries(db, 10)[0][1])
     deliveries.forget_deliveries(db, lease, before_ns=99)
-    deliveries.settle_try(db, lease, sent, "delivered", 0, deliveries.Try(ts_ns=20), Health(since_ns=0))
+    settle(db, lease, sent)
     assert (states(db), list_health(db)) == ([], {})
 
 
