@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 
@@ -21,6 +22,7 @@ from tests.waiting import LIMIT_S
 _STOP_TIMEOUT_S = 60
 _POLL_S = 0.02
 _PORTS = range(20_000, 32_768)
+Found = TypeVar("Found")
 LOCKSTEP = str(Path(sys.executable).with_name("lockstep"))
 
 
@@ -117,6 +119,19 @@ def wait_until(is_so: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -
         if time.monotonic() > deadline:
             raise LockstepError(f"waited {limit_s:.0f} s in vain until {what}")
         time.sleep(_POLL_S)
+
+
+def await_found(find: Callable[[], Found | None], what: str) -> Found:
+    """Return what is found as soon as it is there."""
+    found: list[Found] = []
+
+    def is_there() -> bool:
+        seen = find()
+        found.extend([seen] if seen else [])
+        return bool(found)
+
+    wait_until(is_there, what)
+    return found[0]
 
 
 def free_port() -> int:

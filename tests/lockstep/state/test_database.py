@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import func, insert, make_url, select, text, update
+from sqlalchemy import func, insert, make_url, select, text
 from sqlalchemy.exc import IntegrityError
 
 from lockstep.errors import BadInput, ControlAway, NotPresent
@@ -52,21 +52,6 @@ def test_block_that_raises_is_undone_and_references_are_checked(db: ControlDatab
     orphan = {"id": "d1", "incident": "nowhere", "job": "j", "created_ns": 1, "document": "{}"}
     with pytest.raises(IntegrityError), db.begin() as connection:
         connection.execute(insert(DECISIONS).values(orphan))
-
-
-def test_threads_that_read_and_then_write_lose_no_update(db: ControlDatabase) -> None:
-    with db.begin() as connection:
-        connection.execute(insert(LEASES).values(name="x", generation=0, expires_ns=0))
-
-    def count_up(_: int) -> None:
-        with db.begin() as connection:
-            seen = connection.execute(select(LEASES.c.generation).with_for_update()).scalar_one()
-            connection.execute(update(LEASES).values(generation=seen + 1))
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(count_up, range(20)))
-    with db.read() as connection:
-        assert connection.scalar(select(LEASES.c.generation)) == 20
 
 
 @pytest.mark.slow

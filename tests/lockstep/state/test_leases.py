@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from itertools import count
 
@@ -67,19 +66,6 @@ def test_lease_that_ends_beyond_two_lease_times_was_written_by_a_clock_ahead_and
         with pytest.raises(LockstepError, match=f"nobody holds the lease of: {', '.join(names)}"):
             check_held(db, names, TTL_NS, now_ns=0)
     assert take(db, "b", now_ns=0) == Lease("analyzer", "b", 2, TTL_NS)
-
-
-def test_of_many_threads_exactly_one_wins_each_round(db: ControlDatabase) -> None:
-    holders = [f"thread{number}" for number in range(8)]
-    with ThreadPoolExecutor(len(holders)) as pool:
-        for number in range(5):
-
-            def try_to(holder: str, now_ns: int = number * TTL_NS) -> Lease | None:
-                return take_lease(db, "analyzer", holder, TTL_NS, now_ns)
-
-            winners = [lease for lease in pool.map(try_to, holders) if lease]
-            assert [lease.generation for lease in winners] == [number + 1]
-            release_lease(db, winners[0])
 
 
 @pytest.mark.slow

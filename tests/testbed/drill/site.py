@@ -10,11 +10,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from lockstep.execution import Execution
 from lockstep.fabrics import FabricOptions, leaf_spine
@@ -26,7 +25,7 @@ from tests.testbed.fabric.plan import ShapeOptions
 from tests.testbed.faults.breaker import Undo, list_processes, stop
 from tests.testbed.ranks import build_ranks
 from tests.testbed.scenarios.head_node import HeadNode
-from tests.testbed.services import wait_until
+from tests.testbed.services import await_found, wait_until
 from tests.testbed.slurm import QUICK, LocalSlurm, local_slurm
 from tests.testbed.slurm_rank import NICS, rings_of, write_seat
 from tests.testbed.training.checkpointed import LoggedStep, read_lines, read_log
@@ -38,8 +37,6 @@ _NIC_GBPS = 0.1
 _STEPS = 4_000  # more than a drill lasts
 _WARM_UP_STEPS = 40  # of an attempt, before its rhythm is known
 _START_S = 15.0  # from the order to the first step, here
-
-Found = TypeVar("Found")
 
 
 @dataclass
@@ -140,18 +137,6 @@ def find_loss_difference(folder: Path) -> float:
     subprocess.run([str(word) for word in command], check=True, capture_output=True)
     alone = read_log(folder / "alone.jsonl")
     return max(abs(line.loss / alone[line.step].loss - 1) for line in lines)
-
-
-def await_found(find: Callable[[], Found | None], what: str) -> Found:
-    found: list[Found] = []
-
-    def is_there() -> bool:
-        seen = find()
-        found.extend([seen] if seen else [])
-        return bool(found)
-
-    wait_until(is_there, what, LIMIT_S)
-    return found[0]
 
 
 def _build_fabric() -> Fabric:
