@@ -21,10 +21,6 @@ class Management:
     hosts: tuple[str, ...]
 
     @property
-    def interface(self) -> str:
-        return INTERFACE
-
-    @property
     def bridge(self) -> str:
         return f"{self.prefix}-br"
 

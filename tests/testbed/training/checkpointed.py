@@ -106,7 +106,6 @@ class LoggedStep(Frozen):
 class JobOptions:
     folder: Path  # of its checkpoints
     steps: int  # in all, those before the checkpoint included
-    step_s: float = 0.0  # shortest time of a step
     every: int = 5  # steps from checkpoint to checkpoint
     log: Path | None = None  # gets a line of JSON for each step
     paced_by: Path | None = None  # what the process beside the first rank writes; `_PACE_STEPS` of its steps are one
@@ -185,11 +184,9 @@ def _train(sharded: "Sharded", resumed_from: int, options: JobOptions) -> None:
     replicas, tensor_parallel = sharded.mesh.shape
     beside = 0  # steps of the process beside us
     for step in range(resumed_from + 1, options.steps + 1):
-        begin = time.monotonic()
         if distributed.get_rank() == 0 and options.paced_by:
             beside = _await_steps(options.paced_by, beside + _PACE_STEPS)
         loss = train_step(sharded, step)
-        time.sleep(max(0.0, options.step_s - (time.monotonic() - begin)))
         if distributed.get_rank() == 0 and options.log:
             line = LoggedStep(
                 step=step,
@@ -218,7 +215,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=program, argument_default=argparse.SUPPRESS)
     parser.add_argument("--dir", dest="folder", type=Path, required=True)
     parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--step-s", type=float)
     parser.add_argument("--every", type=int)
     parser.add_argument("--layout", type=parse_layout, help="such as 2x2")
     parser.add_argument("--log", type=Path)

@@ -104,16 +104,15 @@ class RankProcess:
         os.write(self.control, f"{line}\n".encode())
 
     def wait_for(self, word: str, limit_s: float = _LIMIT_S) -> None:
-        """Return when it has said this line; LockstepError when it has ended instead."""
-        wait_until(lambda: word in self._lines_of_living(), f"rank {self.rank} says {word!r}", limit_s)
-
-    def wait_for_step(self, step: int, limit_s: float = _LIMIT_S) -> None:
-        mark = f"step {step} "
+        """Return when a line of it begins with this; LockstepError when it has ended instead."""
         wait_until(
-            lambda: any(line.startswith(mark) for line in self._lines_of_living()),
-            f"rank {self.rank} has done step {step}",
+            lambda: any(f"{line} ".startswith(f"{word} ") for line in self._lines_of_living()),
+            f"rank {self.rank} says {word!r}",
             limit_s,
         )
+
+    def wait_for_step(self, step: int, limit_s: float = _LIMIT_S) -> None:
+        self.wait_for(f"step {step}", limit_s)
 
     def _lines_of_living(self) -> list[str]:
         is_over, lines = self.process.poll() is not None, self.lines
@@ -148,8 +147,7 @@ class Job:
             rank.wait_for(word, limit_s)
 
     def wait_for_step(self, step: int, limit_s: float = _LIMIT_S) -> None:
-        for rank in self.ranks:
-            rank.wait_for_step(step, limit_s)
+        self.wait_for(f"step {step}", limit_s)
 
     def leave(self, limit_s: float = _END_S) -> list[int]:
         self._end_lines()
