@@ -33,7 +33,6 @@ def with_column(sample: pa.Table, name: str, values: pa.Array | pa.ChunkedArray)
 
 
 def conformed(table: str, name: str, values: pa.Array | pa.ChunkedArray) -> pa.ChunkedArray:
-    """Put values into a column of two sound rows, conform them, and return the column."""
     return conform(TABLE_BY_NAME[table], with_column(SAMPLES[table], name, values))[name]
 
 

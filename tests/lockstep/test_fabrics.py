@@ -56,7 +56,6 @@ def test_every_fabric_is_sound_named_in_order_and_connects_nics_of_the_same_numb
 
 
 def two_tiers(kind: str, blocks: int, each: int, nic_count: int, spines: int) -> tuple[Topology, int]:
-    """Return a fabric of two tiers and how many leaves it has in each of its planes."""
     hosts = blocks * each
     if kind == "leaves":
         return leaf_spine(hosts, nic_count, blocks, spines, PLAIN), blocks

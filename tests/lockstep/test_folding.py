@@ -20,7 +20,6 @@ NO_TRANSFERS = schema_of(TABLE_BY_NAME["transfers"]).empty_table()
 
 
 def operation(start_ns: int | None, end_ns: int | None, **fields: Any) -> Collective:
-    """Return an operation whose times are counted from T0."""
     timestamps = {"start_ns": start_ns, "end_ns": end_ns}
     return make(Collective, **{name: None if at is None else T0 + at for name, at in timestamps.items()}, **fields)
 

@@ -96,7 +96,6 @@ def test_damaged_files_are_refused_with_the_reason_by_both(tmp_path: Path) -> No
 
 
 def read_by_shim(folder: Path, files: list[bytes]) -> list[str]:
-    """Return what the C code reads in each file."""
     names = [folder / f"file{number}" for number in range(len(files))]
     for name, written in zip(names, files, strict=True):
         name.write_bytes(written)

@@ -37,7 +37,6 @@ def our_constants() -> dict[str, int | bytes]:
 
 
 def fields_of(element: Dtype, inside: str = "", start: int = 0) -> Iterator[Field]:
-    """Yield the fields of a dtype, also those of structs without a name of their own."""
     for name, (kind, offset, *_) in (element.fields or {}).items():
         yield f"{inside}{name}", kind, start + offset
         if c_type(kind.base) is None:

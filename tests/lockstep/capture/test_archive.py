@@ -43,7 +43,6 @@ def refusal(archive: Path, directory: Path) -> str:
 
 
 def refused_tar(tar: bytes, inside: Path) -> str:
-    """Return why a tar, soundly packed, is refused."""
     return refusal(write_archive(inside.parent.parent / "case.tar.zst", tar), inside)
 
 

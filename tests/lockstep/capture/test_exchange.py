@@ -22,7 +22,6 @@ def as_set(table: pa.Table) -> list[str]:
 
 
 def counts(store: Store) -> dict[str, int]:
-    """Return the number of rows in every table, and what the roll-ups made of them."""
     sizes = {table.name: "count()" for table in TABLES} | dict.fromkeys(("operations", "rank_minutes"), "sum(n)")
     parts = [f"SELECT '{name}' AS name, toUInt64({size}) AS n FROM {name}" for name, size in sizes.items()]
     return {row["name"]: row["n"] for row in store.query(" UNION ALL ".join(parts)).to_pylist()}

@@ -92,7 +92,6 @@ def local_jobs(store: Store, table: str) -> set[str]:
 
 
 def counts(store: Store) -> tuple[int, int]:
-    """Return how many operations there are, raw and rolled up."""
     sql = "SELECT (SELECT count() FROM collectives) AS raw, (SELECT sum(n) FROM operations) AS rolled"
     (row,) = store.query(sql).to_pylist()
     return row["raw"], row["rolled"]

@@ -228,7 +228,6 @@ def test_a_retry_much_later_still_leads_to_no_second_copy(server: ClickHouseServ
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 48 MiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "lockstep-test", str(disk)], check=True)

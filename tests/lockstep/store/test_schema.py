@@ -50,7 +50,6 @@ def created_tables(layout: Layout) -> dict[str, str]:
 
 
 def columns_in(body: str) -> dict[str, str]:
-    """Return the columns of a CREATE TABLE with their types, those that are computed left out."""
     lines = body[body.index("(\n") + 2 : body.index("\n)\n")].split("\n")
     named = [line.strip().removesuffix(",").split(None, 1) for line in lines]
     return {name: re.split(r" CODEC| MATERIALIZED", rest)[0] for name, rest in named if "MATERIALIZED" not in rest}

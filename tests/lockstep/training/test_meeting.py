@@ -21,7 +21,6 @@ def beat(*living: Meeting, times: int = 1) -> None:
 
 
 def begun(*made: Meeting) -> list[Meeting]:
-    """Return the processes of a job in their first generation."""
     for _ in range(2):
         beat(*made)
         for each in made:
@@ -52,7 +51,6 @@ def tend(*living: Meeting, unresponsive: Collection[Meeting] = (), **how: bool) 
 
 
 def order(three: list[Meeting], act: str = "drop_replica", node: str = "h1", generation: int = 1) -> Answer:
-    """Order something, let all look, and return the answer."""
     given = Order.model_validate({"mark": "d1", "act": act, "nodes": (node,), "generation": generation})
     three[0].folder.write_first(order_name(given), given)
     for _ in range(2):
