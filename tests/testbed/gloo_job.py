@@ -19,7 +19,7 @@ from pydantic import Field
 from lockstep.errors import LockstepError
 from lockstep.verdict import Frozen
 from tests.testbed.fabric.namespaces import FOLDER, enter_network
-from tests.testbed.training.forking import run_ranks_of
+from tests.testbed.training.meeting import run_ranks_of
 
 _DTYPE_BYTES = 4  # float32
 

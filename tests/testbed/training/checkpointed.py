@@ -26,11 +26,10 @@ from pydantic import Field
 
 from lockstep.errors import BadInput, LockstepError
 from lockstep.verdict import Frozen
-from tests.testbed.training.forking import run_ranks_of
-from tests.testbed.training.meeting import Seat, files_at, find_seat, meet, part
+from tests.testbed.training.meeting import Seat, files_at, find_seat, meet, part, run_ranks_of
 
 if TYPE_CHECKING:  # torch is heavy, and who only asks for the newest checkpoint does not need it
-    from tests.testbed.training.sharded import Sharded
+    from tests.testbed.training.model import Sharded
 
 RESUME_FROM = "LOCKSTEP_RESUME_FROM"
 _PACE_STEPS = 3  # of the process beside us: the operations of one of ours
@@ -135,7 +134,7 @@ def run_rank(seat: Seat, options: JobOptions) -> None:
     """Be a rank from the newest checkpoint to the last step."""
     import torch
 
-    from tests.testbed.training.sharded import build_sharded
+    from tests.testbed.training.model import build_sharded
 
     replicas, tensor_parallel = options.layout or (seat.ranks, 1)
     if replicas * tensor_parallel != seat.ranks:
@@ -154,7 +153,7 @@ def run_ranks(ranks: int, options: JobOptions) -> None:
     from torch import _dynamo  # noqa: F401
     from torch.distributed.checkpoint import state_dict  # noqa: F401
 
-    import tests.testbed.training.sharded  # noqa: F401
+    import tests.testbed.training.model  # noqa: F401
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     with tempfile.TemporaryDirectory() as folder:
@@ -179,7 +178,7 @@ def _train(sharded: "Sharded", resumed_from: int, options: JobOptions) -> None:
     """Do the steps that are left, each with its line and some with a checkpoint."""
     from torch import distributed
 
-    from tests.testbed.training.sharded import train_step
+    from tests.testbed.training.model import train_step
 
     replicas, tensor_parallel = sharded.mesh.shape
     beside = 0  # steps of the process beside us
