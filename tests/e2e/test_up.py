@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,9 @@ import pytest
 from lockstep.capture.files import read_capture
 from lockstep.store.migrations import Layout, check_migrated
 from lockstep.store.store import open_store
-from tests.testbed.services import free_port
+from tests.testbed.services import LOCKSTEP, await_found, free_port
 from tests.waiting import LIMIT_S, eventually
 
-LOCKSTEP = str(Path(sys.executable).with_name("lockstep"))
-FAULT_AT_S = 20
 ABOUT_NO_PART = ("telemetry_lost", "global_slow")
 
 
@@ -65,20 +65,15 @@ def demo(tmp_path: Path) -> Iterator[Running]:
 
 
 def wait_for_incident(
-    running: Running, timeout_s: float, is_ripe: Callable[[dict[str, Any]], bool] = lambda incident: True
+    running: Running, is_ripe: Callable[[dict[str, Any]], bool] = lambda incident: True
 ) -> dict[str, Any]:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
+    def find() -> dict[str, Any] | None:
         assert running.process.poll() is None, running.process.communicate()
-        try:
-            items = running.get("/api/v1/incidents")["items"]
-        except httpx.TransportError:
-            items = []
-        if items and is_ripe(items[0]):
-            incident: dict[str, Any] = items[0]
-            return incident
-        time.sleep(0.5)
-    raise AssertionError(f"no incident within {timeout_s} s")
+        with suppress(httpx.TransportError):
+            return next(filter(is_ripe, running.get("/api/v1/incidents")["items"][:1]), None)
+        return None
+
+    return await_found(find, "an incident is there")
 
 
 def processes_of_group(group: int) -> list[str]:
@@ -93,13 +88,15 @@ def slows_the_steps(incident: dict[str, Any]) -> bool:
 
 @pytest.mark.slow
 def test_the_demo_names_the_nic_and_every_command_agrees(demo: Running, tmp_path: Path) -> None:
-    incident = wait_for_incident(demo, timeout_s=FAULT_AT_S + LIMIT_S)
+    incident = wait_for_incident(demo)
     verdict = incident["verdict"]
     assert (verdict["class"], verdict["component"]) == ("comm_slow", "nic:h3/eth1")
     assert verdict["ambiguous_with"] == ["link:h3/eth1--leaf1"]
-    wait_for_incident(demo, LIMIT_S, slows_the_steps)  # told first, after a few slow steps, and put right
+    wait_for_incident(demo, slows_the_steps)  # told first, after a few slow steps, and put right
 
-    decisions = wait_for_decision(demo, incident["id"])
+    decisions: list[Any] = await_found(
+        lambda: demo.get(f"/api/v1/incidents/{incident['id']}")["decisions"], "it is decided"
+    )
     assert decisions[0]["mode"] == "observe"
     assert decisions[0]["verdicts"] == [verdict["id"]]
 
@@ -119,17 +116,6 @@ def test_the_demo_names_the_nic_and_every_command_agrees(demo: Running, tmp_path
     assert demo.process.returncode == 0, err
     assert "nic:h3/eth1 needs" in out
     assert demo.url in out
-
-
-def wait_for_decision(running: Running, incident: str) -> list[Any]:
-    decisions: list[Any] = []
-
-    def is_decided() -> bool:
-        decisions[:] = running.get(f"/api/v1/incidents/{incident}")["decisions"]
-        return bool(decisions)
-
-    eventually(is_decided)
-    return decisions
 
 
 BUSY, RUNS, WATCHED_S = 8, 10, 120
@@ -164,7 +150,7 @@ def test_on_an_overloaded_machine_nobody_innocent_is_named_and_nothing_called_ov
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_no_process_no_lock_and_no_half_written_file(demo: Running) -> None:
-    wait_for_rows(demo)
+    eventually(lambda: has_rows(demo))
     _, err = demo.interrupt()
     assert demo.process.returncode == 0, err
     assert "Traceback" not in err
@@ -178,18 +164,13 @@ def test_ctrl_c_leaves_no_process_no_lock_and_no_half_written_file(demo: Running
         assert store.query("SELECT count() AS n FROM collectives")["n"][0].as_py() > 0
 
 
-def wait_for_rows(running: Running) -> None:
-    def are_there() -> bool:
-        try:
-            metrics = httpx.get(running.url + "/metrics", trust_env=False, timeout=LIMIT_S).text
-        except httpx.TransportError:
-            metrics = ""
-        counted = [
-            float(line.split()[1]) for line in metrics.splitlines() if line.startswith("lockstep_ingest_rows_total")
-        ]
-        return bool(counted) and counted[0] > 1_000
-
-    eventually(are_there)
+def has_rows(running: Running) -> bool:
+    """Return whether more than a thousand have come in."""
+    with suppress(httpx.TransportError):
+        metrics = httpx.get(running.url + "/metrics", trust_env=False, timeout=LIMIT_S).text
+        counted = re.search(r"^lockstep_ingest_rows_total\S* (\S+)$", metrics, re.MULTILINE)
+        return counted is not None and float(counted[1]) > 1_000
+    return False
 
 
 @pytest.mark.slow
@@ -205,7 +186,6 @@ def test_up_without_the_demo_answers_and_stops_on_sigterm(tmp_path: Path) -> Non
 
 def is_ready(running: Running) -> bool:
     assert running.process.poll() is None, running.process.communicate()
-    try:
-        return bool(httpx.get(running.url + "/readyz", trust_env=False, timeout=LIMIT_S).json() == {"ready": True})
-    except httpx.TransportError:
-        return False
+    with suppress(httpx.TransportError):
+        return bool(running.get("/readyz") == {"ready": True})
+    return False

@@ -69,7 +69,7 @@ def test_secret_in_the_open_and_two_of_one_name_are_refused() -> None:
     assert KEY not in str(refused.value)
 
 
-@pytest.mark.parametrize("rule", ["10.0.0.0/99", "a b", "http://x", "", "10.1.2.3/8"])
-def test_allow_list_takes_networks_and_names_only(rule: str) -> None:
-    with pytest.raises(ValidationError, match="neither a network"):
-        AlertSettings.model_validate({"allow": [rule]})
+def test_allow_list_takes_networks_and_names_only() -> None:
+    for rule in ("10.0.0.0/99", "a b", "http://x", "", "10.1.2.3/8"):
+        with pytest.raises(ValidationError, match="neither a network"):
+            AlertSettings.model_validate({"allow": [rule]})

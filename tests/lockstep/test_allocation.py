@@ -4,12 +4,14 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import pytest
 from structlog.testing import capture_logs
 
 from lockstep.errors import StoreAway
 from lockstep.store.maintenance import memory_given_back
+from lockstep.store.store import Store
 from tests.conftest import REPO
 from tests.waiting import LIMIT_S, HastyClock, eventually
 
@@ -87,21 +89,11 @@ def test_freed_memory_leaves_the_process_and_its_engine(tmp_path: Path) -> None:
     assert int(printed.split()[-1]) > 50_000_000
 
 
-class Ailing:
-    """A store that never answers."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def give_memory_back(self) -> None:
-        self.asked += 1
-        raise StoreAway("nobody there")
-
-
 def test_store_that_is_away_is_asked_again_and_harms_nobody() -> None:
-    store = Ailing()
-    with capture_logs() as logs, memory_given_back(store, HastyClock()):  # type: ignore[arg-type]
-        eventually(lambda: store.asked >= 2)
+    store = create_autospec(Store, instance=True)  # a fake: one that never answers
+    store.give_memory_back.side_effect = StoreAway("nobody there")
+    with capture_logs() as logs, memory_given_back(store, HastyClock()):
+        eventually(lambda: store.give_memory_back.call_count >= 2)
     assert logs[0]["reason"] == "nobody there"
 
 

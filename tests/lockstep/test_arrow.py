@@ -12,16 +12,11 @@ from lockstep.arrow import ARROW_TYPES, conform, fill_rows, find_duplicate, rows
 from lockstep.errors import BadRows
 from lockstep.records import Agent, Collective, Comm, Connection, GpuHealth, NicCounter, Probe, Transfer, TransferStat
 from lockstep.tables import TABLE_BY_NAME, TABLES, Table, columns_of
-from tests.builders import T0, make, rows
+from tests.builders import make, rows
 from tests.lockstep.record_strategies import records_of
 
 QUICK = settings(max_examples=6)
-ENDS = {"src_nic": "eth0", "dst": "h1", "dst_nic": "eth0", "proto": "udp", "sport": 1, "dport": 2}
-PROBE = Probe(host="h0", ts_ns=T0, rtt_ns=5, hops=["leaf0"], **ENDS)  # type: ignore[arg-type] # of several types
-COUNTS = dict.fromkeys(("power_w", "ecc_sbe", "ecc_dbe", "nvlink_errors", "pcie_replays"))
-GPU = GpuHealth(
-    host="h0", ts_ns=T0, gpu=0, gpu_uuid="GPU-1", sm_mhz=1980, temp_c=40.0, throttle="", util=0.5, **COUNTS
-)
+PROBE, GPU = make(Probe, hops=["leaf0"]), make(GpuHealth, temp_c=40.0)
 # Two rows of the table that has a column of the kind.
 SAMPLES = {
     "collectives": rows(make(Collective, seq=0), make(Collective, seq=1)),
@@ -38,7 +33,6 @@ def with_column(sample: pa.Table, name: str, values: pa.Array | pa.ChunkedArray)
 
 
 def conformed(table: str, name: str, values: pa.Array | pa.ChunkedArray) -> pa.ChunkedArray:
-    """Put values into a column of two sound rows, conform them, and return the column."""
     return conform(TABLE_BY_NAME[table], with_column(SAMPLES[table], name, values))[name]
 
 
@@ -99,18 +93,15 @@ def test_integers_of_any_width_fit_when_their_values_do(name: str) -> None:
         ("collectives", "func", pa.array(["Send", "Recv"], pa.large_string())),
         ("collectives", "func", pa.array(["Send", "Recv"], pa.string_view())),
         ("collectives", "seq", pa.array([0, 2**64 - 1], pa.uint64())),
-        ("collectives", "func", pa.array(["Send", "Recv"]).dictionary_encode()),
         ("collectives", "func", pa.array(["Send", "Recv"], pa.large_string()).dictionary_encode()),
         ("collectives", "clock", pa.array(["gpu", "none"]).dictionary_encode()),
         ("collectives", "channels", pa.array([1, 255], pa.int64()).dictionary_encode()),
-        ("collectives", "captured", pa.array([True, False]).dictionary_encode()),
         ("collectives", "end_ns", pa.array([None, 5], pa.int64()).dictionary_encode()),
         ("collectives", "start_ns", pa.nulls(2)),
         ("transfers", "transport", pa.nulls(2)),
         ("gpu_health", "temp_c", pa.array([40, 41], pa.int32())),
         ("gpu_health", "temp_c", pa.array([0.5, None], pa.float32())),
-        ("probes", "hops", pa.array([["leaf0", "spine1"], []], pa.large_list(pa.string()))),
-        ("probes", "hops", pa.array([["leaf0", "spine1"], []], pa.list_(pa.large_string()))),
+        ("probes", "hops", pa.array([["leaf0", "spine1"], []], pa.large_list(pa.large_string()))),
         ("probes", "hops", pa.array([["leaf0"], []], pa.list_(pa.field("element", pa.string())))),
         ("probes", "hops", pa.array([[], []], pa.list_(pa.null()))),
         ("probes", "hops", pa.array([[None], ["leaf0"], []], pa.list_(pa.string()))[1:]),  # the fault is outside
@@ -276,5 +267,4 @@ def test_rows_with_the_same_key_are_found(table: str, found: pa.Table, expected:
 
 def test_unknown_in_a_key_equals_unknown() -> None:
     table = Table("connections", Connection, "seen_ns", ("comm", "channel"))
-    columns = {"comm": pa.array([1, None, 1, None], pa.uint64()), "channel": pa.array([0, 0, None, 0], pa.uint16())}
-    assert find_duplicate(table, pa.table(columns)) == (1, 3)
+    assert find_duplicate(table, pa.table({"comm": [1, None, 1, None], "channel": [0, 0, None, 0]})) == (1, 3)

@@ -1,6 +1,5 @@
 """A batch comes out as it went in, or is refused with a reason; nothing in it can hurt the gateway."""
 
-import tracemalloc
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -13,9 +12,10 @@ from lockstep import batches
 from lockstep.arrow import conform, rows_of, schema_of
 from lockstep.batches import ACCEPTED_VERSIONS, decode_batch, encode_batch, unpack_body
 from lockstep.errors import BadBatch
-from lockstep.records import RECORDS_VERSION, Agent, Collective, Event, NicCounter
+from lockstep.records import RECORDS_VERSION, Agent, Collective, NicCounter
 from lockstep.tables import TABLE_BY_NAME, TABLES
 from tests.builders import make, rows
+from tests.lockstep.memory import taking_less_than
 from tests.lockstep.record_strategies import records_of
 
 QUICK = settings(max_examples=15)
@@ -51,10 +51,12 @@ def packed(*pieces: bytes) -> bytes:
     return bytes(sink.getvalue())
 
 
-def stream_of(table: pa.Table, name: str = "agents", **options: Any) -> bytes:  # Any: whatever Arrow's options take
+def stream_of(
+    table: pa.Table, name: str | None = "agents", **options: Any
+) -> bytes:  # Any: whatever Arrow's options take
     """Return rows as a foreign sender might send them: with their own schema, under a table's name."""
     sink = pa.BufferOutputStream()
-    named = table.replace_schema_metadata({"table": name})
+    named = table.replace_schema_metadata({"table": name} if name is not None else None)
     with pa.ipc.new_stream(sink, named.schema, options=pa.ipc.IpcWriteOptions(**options)) as stream:
         stream.write_table(named)
     return bytes(sink.getvalue())
@@ -72,8 +74,9 @@ def test_batches_survive_the_way(data: st.DataObject) -> None:
     sent = {table.name: rows_of(table, data.draw(st.lists(records_of(table), max_size=3))) for table in tables}
     received = decoded(encode_batch(sent))
     assert list(received) == names
-    assert all(received[name].equals(sent[name]) for name in names)
-    assert all(received[name].schema.equals(schema_of(TABLE_BY_NAME[name]), check_metadata=True) for name in names)
+    for name in names:
+        assert received[name].equals(sent[name])
+        assert received[name].schema.equals(schema_of(TABLE_BY_NAME[name]), check_metadata=True)
 
 
 def test_rows_in_chunks_arrive_in_order_and_no_rows_are_a_batch() -> None:
@@ -89,10 +92,6 @@ def test_columns_of_other_releases_are_left_out_or_null() -> None:
     assert decoded(packed(stream_of(broken)))["agents"].equals(AGENTS)
     older = AGENTS.drop_columns(["plugin_cost_ns"])
     assert decoded(packed(stream_of(older)))["agents"]["plugin_cost_ns"].to_pylist() == [None, None]
-    events = rows(make(Event, message="rank 3 was killed by SIGKILL"))
-    sentences = events.drop_columns(["rank", "pid", "signal", "exit_code", "detail"])
-    (row,) = decoded(packed(stream_of(sentences, "events")))["events"].to_pylist()
-    assert (row["message"], row["rank"], row["signal"]) == ("rank 3 was killed by SIGKILL", None, None)
 
 
 def test_shape_of_a_table_is_read_once_and_is_that_of_its_columns_alone() -> None:
@@ -150,26 +149,15 @@ def test_body_that_is_no_batch_is_refused(body: bytes, problem: str) -> None:
     assert fnmatchcase(refusal(body), problem)
 
 
-@pytest.mark.parametrize("name", ["agent", "AGENTS", "", "agents; DROP TABLE agents", "migrations"])
-def test_table_that_does_not_exist_is_refused(name: str) -> None:
-    assert refusal(packed(stream_of(AGENTS, name))) == f"there is no table {name!r}"
-
-
-def test_stream_that_names_no_table_is_refused() -> None:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, AGENTS.schema) as stream:
-        stream.write_table(AGENTS)
-    assert refusal(packed(bytes(sink.getvalue()))) == "there is no table ''"
+@pytest.mark.parametrize("name", ["agent", "AGENTS", "", "agents; DROP TABLE agents", "migrations", None])
+def test_table_that_does_not_exist_is_refused(name: str | None) -> None:
+    assert refusal(packed(stream_of(AGENTS, name))) == f"there is no table {name or ''!r}"
 
 
 @pytest.mark.parametrize(
     ("table", "problem"),
     [
         (with_column("ts_ns", pa.array([1, 2], pa.int32())), "agents, column ts_ns: is int32, not int64"),
-        (
-            with_column("version", pa.array(["1", "2"], pa.large_string())),
-            "agents, column version: is large_string, not string",
-        ),
         (
             with_column("version", pa.array(["1", "2"]).dictionary_encode()),
             "agents, column version: is dictionary<values=string, indices=int32, ordered=0>*",
@@ -187,10 +175,9 @@ def test_rows_at_fault_are_refused_by_column_and_row(table: pa.Table, problem: s
     assert fnmatchcase(refusal(packed(stream_of(table))), problem)
 
 
-@pytest.mark.parametrize("codec", ["lz4", "zstd"])
-def test_compressed_buffers_are_refused(codec: str) -> None:
-    """They could unpack into far more than the body did."""
-    assert refusal(packed(stream_of(AGENTS, compression=codec))) == PLAIN_ONLY
+def test_compressed_buffers_which_could_unpack_into_far_more_are_refused() -> None:
+    for codec in ("lz4", "zstd"):
+        assert refusal(packed(stream_of(AGENTS, compression=codec))) == PLAIN_ONLY
 
 
 def test_rows_and_bytes_are_taken_up_to_their_limits_and_refused_as_too_large_beyond() -> None:
@@ -210,14 +197,8 @@ def test_bomb_is_refused_without_being_unpacked() -> None:
     bomb = packed(*[bytes(1 << 20)] * (unpacked >> 20))
     assert len(bomb) < 64 << 10
     before = pa.total_allocated_bytes()
-    tracemalloc.start()
-    try:
-        with pytest.raises(BadBatch, match="more than 8 MiB"):
-            decoded(bomb)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 3 * MAX_BYTES
+    with taking_less_than(3 * MAX_BYTES), pytest.raises(BadBatch, match="more than 8 MiB"):
+        decoded(bomb)
     assert pa.total_allocated_bytes() - before < MAX_BYTES
 
 

@@ -6,12 +6,10 @@ from pathlib import Path
 import lockstep.errors
 from lockstep.errors import BadCapture, BadRows, BadSettings, BadTopology
 from tests.conftest import REPO
-
-PACKAGES = ("lockstep", "collector", "importers", "simulator", "analyzer", "planner", "api", "cli")
+from tests.repo.files import PACKAGES
 
 
 def drawn_tree() -> dict[str, str]:
-    """Return each exception of the drawing with the one above it."""
     above: list[str] = []
     parents: dict[str, str] = {}
     for line in (lockstep.errors.__doc__ or "").splitlines():
@@ -25,7 +23,6 @@ def drawn_tree() -> dict[str, str]:
 
 
 def existing_tree(files: list[Path]) -> dict[str, str]:
-    """Return each exception that these files define with the one that it descends from."""
     classes = re.compile(r"^\s*class (\w+)\((?:\w+\.)?(\w+)", re.MULTILINE)
     bases = dict(pair for file in files for pair in classes.findall(file.read_text(encoding="utf-8")))
     found = {"LockstepError": bases["LockstepError"]}

@@ -23,20 +23,6 @@ def nics(topology: Topology) -> list[tuple[str, str]]:
     return [(host.id, nic.id) for host in topology.hosts for nic in host.nics]
 
 
-def count_shortest_ways(topology: Topology, src: str, dst: str) -> int:
-    """Count shortest ways between two hosts with one NIC each, level by level and without the index."""
-    pairs = [(split_end(link.a)[0], split_end(link.b)[0]) for link in topology.links]
-    level, seen = Counter({src: 1}), {src}
-    while level and dst not in level:
-        further: Counter[str] = Counter()
-        for near, far in pairs + [(b, a) for a, b in pairs]:
-            if far not in seen:
-                further[far] += level[near]
-        level = +further
-        seen |= level.keys()
-    return level[dst]
-
-
 def tier_ids(topology: Topology, tier: str) -> list[str]:
     return [switch.id for switch in topology.switches if switch.tier == tier]
 
@@ -70,7 +56,6 @@ def test_every_fabric_is_sound_named_in_order_and_connects_nics_of_the_same_numb
 
 
 def two_tiers(kind: str, blocks: int, each: int, nic_count: int, spines: int) -> tuple[Topology, int]:
-    """Return a fabric of two tiers and how many leaves it has in each of its planes."""
     hosts = blocks * each
     if kind == "leaves":
         return leaf_spine(hosts, nic_count, blocks, spines, PLAIN), blocks
@@ -94,8 +79,6 @@ def test_two_tiers_have_the_links_of_their_closed_forms_and_planes_never_meet(
         across = 2 + 2 * spines if plane[src] == plane[dst] else 0
         expected = 2 if index.leaf_of(*src) == index.leaf_of(*dst) else across
         assert len(index.links_between(*src, *dst)) == expected
-    if kind == "leaves" and blocks > 1:
-        assert count_shortest_ways(leaf_spine(blocks, 1, blocks, spines, PLAIN), "h0", "h1") == spines
 
 
 def test_leaf_spine_fills_leaves_in_blocks_and_a_fat_tree_gives_each_spine_its_own_cores() -> None:
@@ -110,7 +93,7 @@ def test_leaf_spine_fills_leaves_in_blocks_and_a_fat_tree_gives_each_spine_its_o
 
 
 @pytest.mark.parametrize("k", [2, 4, 6])
-def test_fat_tree_has_the_size_and_the_ways_of_its_closed_forms(k: int) -> None:
+def test_fat_tree_has_the_size_of_its_closed_forms_and_uses_all_links_between_pods(k: int) -> None:
     topology = fat_tree(k, PLAIN)
     assert (len(topology.hosts), len(topology.links)) == (k**3 // 4, 3 * k**3 // 4)
     tiers = [len(tier_ids(topology, tier)) for tier in ("leaf", "spine", "core")]
@@ -119,12 +102,8 @@ def test_fat_tree_has_the_size_and_the_ways_of_its_closed_forms(k: int) -> None:
     assert {used[switch.id] for switch in topology.switches} == {k}, "all ports"
     index = TopologyIndex(topology)
     same_leaf, same_pod, other_pod = "h1", f"h{k // 2}", f"h{k * k // 4}"
-    ways = {other_pod: (2 + k + k * k // 2, k * k // 4)}
-    if k > 2:
-        ways |= {same_leaf: (2, 1), same_pod: (2 + k, k // 2)}
-    for host, (links, count) in ways.items():
-        assert len(index.links_between("h0", "eth0", host, "eth0")) == links
-        assert count_shortest_ways(topology, "h0", host) == count
+    links = {other_pod: 2 + k + k * k // 2} | ({same_leaf: 2, same_pod: 2 + k} if k > 2 else {})
+    assert {host: len(index.links_between("h0", "eth0", host, "eth0")) for host in links} == links
 
 
 @QUICK
@@ -170,42 +149,42 @@ def test_gpus_are_spread_over_nics_as_evenly_as_can_be(gpus: int, nic_count: int
     shares = Counter(nic for gpu in host.gpus for nic in gpu.nics)
     assert set(shares) == {nic.id for nic in host.nics}
     assert max(shares.values()) - min(shares.values()) <= 1
-    assert max(shares.values()) == math.ceil(gpus / nic_count)
     loads = [len(gpu.nics) for gpu in host.gpus]
     assert max(loads) - min(loads) <= 1
 
 
+AT_LEAST_1 = "{} is {}, but must be at least 1"
+UNEVEN = "{} is {}, which does not spread evenly over {} ({})"
+ODD_OPTIONS = FabricOptions(gpus_per_host=-1, gbps=0, uplink_gbps=math.inf)
+
+
 def few(**counts: int) -> list[str]:
-    return [f"{name} is {count}, but must be at least 1" for name, count in counts.items()]
-
-
-def uneven(what: str, count: int, parts: str, part_count: int) -> list[str]:
-    return [f"{what} is {count}, which does not spread evenly over {parts} ({part_count})"]
-
-
-ODD_OPTIONS = [
-    "gpus_per_host is -1, but must be at least 0",
-    "gbps is 0, but a rate is finite and above 0",
-    "uplink_gbps is inf, but a rate is finite and above 0",
-]
+    return [AT_LEAST_1.format(*count) for count in counts.items()]
 
 
 @pytest.mark.parametrize(
     ("build", "complaints"),
     [
         (lambda: leaf_spine(0, 1, 1, 1), few(hosts=0)),
-        (lambda: leaf_spine(3, 0, 2, -1), few(nics_per_host=0, spines=-1) + uneven("hosts", 3, "leaves", 2)),
+        (lambda: leaf_spine(3, 0, 2, -1), few(nics_per_host=0, spines=-1) + [UNEVEN.format("hosts", 3, "leaves", 2)]),
         (lambda: leaf_spine(1, 1, 0, 1), few(leaves=0)),
         (lambda: fat_tree(0), few(k=0)),
         (lambda: fat_tree(5), ["k is 5, but must be even: half of a switch's ports go up"]),
         (lambda: rail_optimised(4, 0, 1), few(rails=0)),
-        (lambda: rail_optimised(4, 1, 1, pods=3), uneven("hosts", 4, "pods", 3)),
+        (lambda: rail_optimised(4, 1, 1, pods=3), [UNEVEN.format("hosts", 4, "pods", 3)]),
         (
             lambda: dual_plane(5, 2, 1, nics_per_host=3),
-            uneven("nics_per_host", 3, "planes", 2) + uneven("hosts", 5, "leaves_per_plane", 2),
+            [UNEVEN.format("nics_per_host", 3, "planes", 2)] + [UNEVEN.format("hosts", 5, "leaves_per_plane", 2)],
         ),
         (lambda: dual_plane(1, 0, 0, nics_per_host=0), few(leaves_per_plane=0, spines_per_plane=0, nics_per_host=0)),
-        (lambda: fat_tree(2, FabricOptions(gpus_per_host=-1, gbps=0, uplink_gbps=math.inf)), ODD_OPTIONS),
+        (
+            lambda: fat_tree(2, ODD_OPTIONS),
+            ["gpus_per_host is -1, but must be at least 0"]
+            + [
+                f"{name} is {rate}, but a rate is finite and above 0"
+                for name, rate in (("gbps", 0), ("uplink_gbps", "inf"))
+            ],
+        ),
     ],
 )
 def test_impossible_fabric_is_refused_with_every_reason(build: Callable[[], Topology], complaints: list[str]) -> None:

@@ -2,13 +2,12 @@
 
 import pickle
 import random
-import tracemalloc
-from collections.abc import Callable
 
 import pytest
 
 from lockstep.errors import BadInput
 from lockstep.hostile_files import load_plain
+from tests.lockstep.memory import taking_less_than
 
 pytestmark = pytest.mark.usefixtures("tried_here")
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
@@ -35,9 +34,11 @@ def refusal(data: bytes) -> str:
     return said
 
 
-def pickles(protocol: int) -> list[bytes]:
-    values = VALUES + BYTES + [set("abc"), frozenset("abc")] if protocol > 3 else VALUES
-    return [pickle.dumps(value, protocol=protocol) for value in values]
+def check_place(value: object, protocol: int) -> None:
+    """See that a value is read, and that it hides no place that reserves memory without end."""
+    data = pickle.dumps(value, protocol=protocol)
+    assert load_plain("f", data) == value
+    assert "names place 4294967295 in a memo" in refusal(data.removesuffix(b".") + FAR + b".")
 
 
 def random_value(choose: random.Random, depth: int = 0) -> object:
@@ -50,20 +51,16 @@ def random_value(choose: random.Random, depth: int = 0) -> object:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_plain_data_is_read_and_a_far_place_refused_behind_every_kind_of_value(protocol: int) -> None:
-    for data in pickles(protocol):
-        assert load_plain("f", data) == pickle.loads(data)
-        assert "names place 4294967295 in a memo" in refusal(data.removesuffix(b".") + FAR + b".")
+    for value in VALUES + BYTES + [set("abc"), frozenset("abc")] if protocol > 3 else VALUES:
+        check_place(value, protocol)
 
 
-def test_place_that_reserves_memory_without_end_is_refused_behind_any_nesting_of_values() -> None:
+def test_so_it_is_behind_any_nesting_of_values() -> None:
     seed = 20261115
     print("seed", seed)
     choose = random.Random(seed)
     for _ in range(100):
-        value = random_value(choose)
-        data = pickle.dumps(value, protocol=choose.choice(PROTOCOLS))
-        assert load_plain("f", data) == value
-        assert "names place 4294967295 in a memo" in refusal(data.removesuffix(b".") + FAR + b".")
+        check_place(random_value(choose), choose.choice(PROTOCOLS))
 
 
 def test_place_in_the_memo_is_harmless_in_a_file_of_its_length_and_takes_little_memory() -> None:
@@ -72,12 +69,8 @@ def test_place_in_the_memo_is_harmless_in_a_file_of_its_length_and_takes_little_
     long_enough = b"B" + (65_536).to_bytes(4, "little") + bytes(65_536)
     assert load_plain("f", b"\x80\x03" + long_enough + b"r\x00\x00\x01\x00.") == bytes(65_536)
     data = b"\x80\x02Nr\xff\xff\x00\x00."  # the highest place that no file is asked about
-    tracemalloc.start()
-    try:
+    with taking_less_than(3 << 20):
         assert load_plain("f", data) is None
-        assert tracemalloc.get_traced_memory()[1] < 3 << 20
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("padding", [0, 200_000])  # the unpickler reads ahead up to 128 KiB by itself
@@ -107,25 +100,19 @@ def test_list_that_holds_itself_or_a_wide_one_often_is_refused_before_it_is_unfo
     endless: list[object] = []
     endless.extend([endless, endless])
     assert "unfolds to more than" in refusal(pickle.dumps(endless))
-    wide = [["x"] * 3_000] * 3_000
-    data = pickle.dumps(wide, protocol=2)
-    tracemalloc.start()
-    try:
+    data = pickle.dumps([["x"] * 3_000] * 3_000, protocol=2)
+    with taking_less_than(8 << 20):  # unfolded, it takes 72 MB
         assert "unfolds to more than" in refusal(data)
-        assert tracemalloc.get_traced_memory()[1] < 8 << 20, "unfolded, it takes 72 MB"
-    finally:
-        tracemalloc.stop()
 
 
-@pytest.mark.parametrize(
-    "fold", [lambda part: [part, part], lambda part: (part, part), lambda part: {1: part, 2: part}]
-)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_small_file_that_unfolds_without_end_is_refused(protocol: int, fold: Callable[[object], object]) -> None:
-    folded: object = ["x"]
+def test_small_file_that_unfolds_without_end_is_refused(protocol: int) -> None:
+    lists: object = ["x"]
+    tuples, dicts = lists, lists
     for _ in range(40):
-        folded = fold(folded)
-    assert "unfolds to more than" in refusal(pickle.dumps(folded, protocol=protocol))
+        lists, tuples, dicts = [lists, lists], (tuples, tuples), {1: dicts, 2: dicts}
+    for folded in (lists, tuples, dicts):
+        assert "unfolds to more than" in refusal(pickle.dumps(folded, protocol=protocol))
 
 
 def test_deep_nesting_is_read() -> None:

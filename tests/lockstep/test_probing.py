@@ -71,13 +71,9 @@ def test_all_leaves_have_been_reached_from_a_leaf_long_before_all_pairs_are_done
     reached = {index.leaf_of(pair.dst, pair.dst_nic) for pair in pairs}
     assert reached == {leaf.id for leaf in topology.switches if leaf.tier == "leaf"}
     assert steps * 4 < mates[0].steps_per_lap
-
-
-def test_thousand_hosts_are_covered_within_the_steps_that_are_promised() -> None:
-    topology = leaf_spine(hosts=1_000, nics_per_host=1, leaves=40, spines=8)
-    mesh = Mesh(topology, "h500")
-    assert mesh.steps_per_lap == 39 * 25 * 2
-    assert len({pair.dst for pair in lap(topology, "h500")}) == 999
+    large = leaf_spine(hosts=1_000, nics_per_host=1, leaves=40, spines=8)
+    assert Mesh(large, "h500").steps_per_lap == 39 * 25 * 2
+    assert len({pair.dst for pair in lap(large, "h500")}) == 999
 
 
 def test_seed_gives_the_order_and_laps_are_counted_so_that_ports_can_change() -> None:

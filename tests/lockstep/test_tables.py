@@ -3,8 +3,6 @@
 import re
 from dataclasses import fields
 
-import pytest
-
 import lockstep.records
 from lockstep.arrow import ARROW_TYPES
 from lockstep.records import HostRecord, JobRecord
@@ -47,22 +45,3 @@ def test_table_says_what_a_row_is_and_has_its_key_time_and_units_as_columns() ->
             assert name.endswith("_ns") == (
                 found.kind in ("timestamp", "duration") or name in ("offset_ns", "transit_ns")
             ), name
-
-
-@pytest.mark.parametrize(
-    ("table", "name", "kind", "nullable", "choices"),
-    [
-        ("collectives", "seq", "u64", False, ()),
-        ("transfers", "wire_ns", "duration", True, ()),
-        ("step_samples", "wire_ns", "timestamp", False, ()),
-        ("transfers", "direction", "choice", False, ("send", "recv")),
-        ("transfers", "transport", "choice", True, ("ib", "socket")),
-        ("probes", "hops", "texts", False, ()),
-        ("nic_counters", "extra", "counters", False, ()),
-    ],
-)
-def test_column_is_what_its_field_says(
-    table: str, name: str, kind: str, nullable: bool, choices: tuple[str, ...]
-) -> None:
-    found = columns_of(TABLE_BY_NAME[table])[name]
-    assert (found.name, found.kind, found.nullable, found.choices[:2]) == (name, kind, nullable, choices)

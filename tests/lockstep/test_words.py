@@ -1,12 +1,13 @@
 """A verdict is said alike everywhere: one sentence to grasp at once, and the cost as far as it is known."""
 
 from fnmatch import fnmatchcase
+from itertools import product
 from typing import Any
 
 import pytest
 
 from lockstep.clock import NS_PER_S
-from lockstep.verdict import FaultClass, Impact, Incident, judge_severity
+from lockstep.verdict import Impact, Incident, judge_severity
 from lockstep.words import CLASSES, fault_words, headline
 from tests.lockstep.state.build import incident, verdict
 
@@ -46,11 +47,9 @@ def test_headline_has_the_part_what_it_does_since_when_and_what_it_costs(
     assert fnmatchcase(headline(told, names_job=names_job), expected)
 
 
-@pytest.mark.parametrize("fault_class", CLASSES)
-def test_every_class_has_words_whatever_the_side(fault_class: FaultClass) -> None:
-    for side in ("tx", "rx", None):
-        told = verdict("train").model_copy(update={"fault_class": fault_class, "side": side})
-        assert fault_words(told)
+def test_every_class_has_words_whatever_the_side() -> None:
+    for fault_class, side in product(CLASSES, ("tx", "rx", None)):
+        assert fault_words(verdict("train").model_copy(update={"fault_class": fault_class, "side": side}))
     link = verdict("train").model_copy(update={"fault_class": "comm_hang", "component": "link:a--b", "side": "tx"})
     assert fault_words(link) == "hangs communication"  # which end sends is not said by a link's side
 
@@ -79,12 +78,11 @@ def test_verdict_of_the_version_before_is_charged_at_its_last_rate() -> None:
     assert old.model_copy(update={"last_seen_ns": 0}).lost_gpu_hours(1_800 * NS_PER_S) == pytest.approx(100.0)
 
 
-@pytest.mark.parametrize(
-    ("stands_still", "peak", "expected"),
-    [(True, None, "critical"), (False, 3.0, "critical"), (False, 1.4, "warning"), (False, 1.01, "info")]
-    + [(False, None, "warning")],
-)
-def test_severity_is_what_the_fault_does_to_the_job_at_its_worst(
-    stands_still: bool, peak: float | None, expected: str
-) -> None:
-    assert judge_severity(stands_still, peak) == expected
+def test_severity_is_what_the_fault_does_to_the_job_at_its_worst() -> None:
+    assert judge_severity(True, None) == "critical"
+    assert [judge_severity(False, peak) for peak in (3.0, 1.4, 1.01, None)] == [
+        "critical",
+        "warning",
+        "info",
+        "warning",
+    ]

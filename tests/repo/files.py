@@ -5,6 +5,8 @@ from pathlib import Path
 
 from tests.conftest import REPO
 
+PACKAGES = ("lockstep", "collector", "importers", "simulator", "analyzer", "planner", "api", "cli")  # of the wheel
+
 
 def repository_files() -> list[Path]:
     """Return every file that is not ignored, those not yet committed too."""

@@ -18,9 +18,8 @@ from packaging.version import Version
 
 from cli.main import COMMANDS
 from tests.conftest import REPO
-from tests.repo.files import python_files, repository_files
+from tests.repo.files import PACKAGES, python_files, repository_files
 
-PACKAGES = ["lockstep", "collector", "importers", "simulator", "analyzer", "planner", "api", "cli"]
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 THIS_FILE = Path(__file__).resolve()
 
@@ -86,33 +85,23 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]
         yield opened
 
 
-def test_wheel_has_every_file_of_every_package(wheel: zipfile.ZipFile) -> None:
+def test_wheel_has_every_file_of_every_package_the_command_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     ours = {str(path.relative_to(REPO)) for path in repository_files()}
-    wanted = {name for name in ours if name.split("/")[0] in PACKAGES}
-    assert wanted - set(wheel.namelist()) == set()
+    assert {name for name in ours if name.split("/")[0] in PACKAGES} - set(wheel.namelist()) == set()
     kinds = ("lockstep/store/schema/.*[.]sql", "simulator/scenarios/.*[.]toml", "api/templates/.*[.]html")
     for kind in (*kinds, *(f"{package}/py[.]typed" for package in PACKAGES)):
         assert [name for name in wheel.namelist() if re.fullmatch(kind, name)], kind
-
-
-def test_wheel_has_neither_tests_nor_anything_else(wheel: zipfile.ZipFile) -> None:
     tops = {name.split("/")[0] for name in wheel.namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
-
-
-def test_wheel_brings_the_command(wheel: zipfile.ZipFile) -> None:
     (file,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
     assert "lockstep = cli.main:run" in wheel.read(file).decode()
-
-
-def test_torch_is_pinned_to_the_release_that_the_analyzer_was_measured_with() -> None:
-    assert constraints()["torch"] == "2.13.0"
 
 
 def test_everything_that_is_installed_for_us_is_pinned_as_it_is_installed() -> None:
     installed = {name: Version(metadata.version(name)).public for name in brought_by("dev")}
     assert len(installed) > 40
     pins = constraints()
+    assert pins["torch"] == "2.13.0", "the release that the analyzer was measured with"
     assert {name: version for name, version in installed.items() if pins.get(name) != version} == {}
 
 

@@ -20,28 +20,12 @@ def test_records_manual_is_up_to_date(update_golden: bool) -> None:
     assert MANUAL.read_text(encoding="utf-8") == render_dictionary(), "run this test with --update-golden"
 
 
-def test_every_table_has_its_section_in_order() -> None:
-    assert list(SECTIONS) == [table.name for table in TABLES]
-
-
 def test_every_column_has_one_row_of_six_whole_cells() -> None:
     for table in TABLES:
         rows = cells_of(table.name)
         assert [row[0].strip(" `") for row in rows] == list(columns_of(table))
         assert {len(row) for row in rows} == {6}
         assert not [cell for row in rows for cell in row if "|" in cell]
-
-
-def test_row_tells_type_unit_null_key_and_meaning() -> None:
-    rows = {row[0].strip(" `"): [cell.strip() for cell in row[1:]] for row in cells_of("transfers")}
-    assert rows["wire_ns"][:4] == ["duration", "ns", "yes", ""]
-    assert rows["bytes"] == ["u64", "bytes", "", "", "bytes moved"]
-    assert rows["direction"] == ["`send`, `recv`", "", "", "yes", "as seen from this side"]
-
-
-def test_section_tells_key_and_time_of_its_table() -> None:
-    assert "Key: `host`, `ts_ns`. Time: `ts_ns`." in SECTIONS["agents"]
-    assert "No key: equal rows may repeat. Rows carry no time." in SECTIONS["transits"]
 
 
 def test_every_word_is_explained_in_one_sentence() -> None:

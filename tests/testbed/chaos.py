@@ -1,12 +1,7 @@
-"""Ranks work while everything behind them is killed at random moments; afterwards every operation is counted.
+"""Ranks work while everything behind them is killed at random moments; afterwards every operation is counted."""
 
-python -m tests.testbed.chaos --kills 100 [--seed S]       by hand; the long tests do that with ten seeds
-"""
-
-import argparse
 import random
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -151,21 +146,3 @@ def _small_disk(directory: Path) -> Iterator[Path]:
         yield disk
     finally:
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-
-    def note(text: str) -> None:
-        sys.stderr.write(text + "\n")
-
-    outcome = run_chaos(given.kills, given.seed, seconds=seconds_for(given.kills), note=note)
-    sys.stdout.write(f"{outcome}\n")
-    return 0 if outcome.is_exact else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,8 +1,6 @@
-"""A real ClickHouse server on loopback, without Docker, for tests and benchmarks: start, stop, kill, start again."""
+"""A real ClickHouse server on loopback, without Docker, for tests and benchmarks: start, kill, start again."""
 
-import os
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -16,7 +14,6 @@ from lockstep.store.engine import forget_orphans
 from tests.testbed.services import free_port
 
 _START_TIMEOUT_S = 600
-_STOP_TIMEOUT_S = 15  # the engine waits up to 5 s for idle connections, then ends by itself
 
 
 @dataclass
@@ -31,7 +28,6 @@ class ClickHouseServer:
     password: str = "secret"  # guards a server on loopback that lives for one test
     http_port: int = 0
     tcp_port: int = 0
-    extra_config: str = ""  # raw XML inside <clickhouse>, such as <remote_servers>
     data: Path = field(init=False)
     _process: subprocess.Popen[bytes] | None = field(init=False, default=None)
 
@@ -66,45 +62,21 @@ class ClickHouseServer:
         self._wait_for_ping()
         return self
 
-    def stop(self) -> None:
-        """Stop it in order; killed when it does not."""
-        process = self._process
-        if process is None:
-            return
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        self._forget()
-
     def kill(self) -> None:
         """End it as a power cut would end the process: at once, in the middle of whatever it does."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
-            self._forget()
-
-    def pause(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream:
+                    stream.close()
 
     def __enter__(self) -> "ClickHouseServer":
         return self.start()
 
     def __exit__(self, *_: object) -> None:
         self.kill()
-
-    def _forget(self) -> None:
-        process, self._process = self._process, None
-        if process:
-            for stream in (process.stdin, process.stdout):
-                if stream:
-                    stream.close()
 
     def _read_ports(self) -> tuple[int, int]:
         process = self._process
@@ -146,6 +118,5 @@ class ClickHouseServer:
             f"<http_port>{self.http_port}</http_port><tcp_port>{self.tcp_port}</tcp_port>"
             "<users_config>users.xml</users_config>"
             "<merge_tree><old_parts_lifetime>480</old_parts_lifetime></merge_tree>"
-            f"<backups><allowed_path>{self.directory / 'backups'}/</allowed_path></backups>"
-            f"{self.extra_config}</clickhouse>"
+            f"<backups><allowed_path>{self.directory / 'backups'}/</allowed_path></backups></clickhouse>"
         )

@@ -19,7 +19,7 @@ from pydantic import Field
 from lockstep.errors import LockstepError
 from lockstep.verdict import Frozen
 from tests.testbed.fabric.namespaces import FOLDER, enter_network
-from tests.testbed.training.forking import fork_child
+from tests.testbed.training.meeting import run_ranks_of
 
 _DTYPE_BYTES = 4  # float32
 
@@ -74,12 +74,7 @@ def run_job(plan: GlooPlan) -> None:
     """Fork the ranks and wait for them; LockstepError with those that failed."""
     import torch.distributed  # the one heavy import, before all forks  # noqa: F401
 
-    pids = {fork_child(partial(_live, plan, rank)): rank for rank in range(len(plan.ranks))}
-    ended = dict(os.wait() for _ in pids)
-    failed = {pids[pid]: os.waitstatus_to_exitcode(status) for pid, status in ended.items() if status}
-    if failed:
-        names = ", ".join(f"{rank} with {code}" for rank, code in sorted(failed.items()))
-        raise LockstepError(f"ranks of the gloo job have failed: {names}")
+    run_ranks_of("gloo", [partial(_live, plan, rank) for rank in range(len(plan.ranks))])
 
 
 def _live(plan: GlooPlan, rank: int) -> None:

@@ -49,7 +49,6 @@ class Pipeline:
         return open_store(self.store_server.url)
 
     def metric(self, name: str, source: str | None = None) -> float:
-        """Return a figure that the collector tells Prometheus."""
         answer = httpx.get(f"http://127.0.0.1:{self._metrics_port}/metrics", timeout=5, trust_env=False)
         samples = (sample for family in text_string_to_metric_families(answer.text) for sample in family.samples)
         wanted = f"lockstep_collector_{name}"

@@ -1,12 +1,11 @@
 """Ranks without a GPU: processes that call the real plugin as NCCL does, at a steady pace, and end when told."""
 
 import os
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.errors import LockstepError, NotPresent
+from tests.testbed.making import make
 from tests.waiting import LIMIT_S
 
 PLUGIN_SOURCES = Path(__file__).resolve().parents[2] / "nccl_plugin"
@@ -25,14 +24,8 @@ class Pace:
 
 def build_ranks(folder: Path) -> None:
     """Build the plugin and what plays ranks against it; NotPresent without what that needs."""
-    missing = [tool for tool in ("make", "cc") if shutil.which(tool) is None]
-    if missing or not (PLUGIN_SOURCES / "tests" / "pace.c").is_file():
-        needed = " and ".join(missing) or "nccl_plugin/tests, which only a checkout has"
-        raise NotPresent(f"ranks cannot be played here without {needed}")
-    command = ["make", "--silent", "-j2", "-C", str(PLUGIN_SOURCES), "bench", f"BUILD={folder}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise LockstepError(f"the plugin cannot be built: {done.stderr.strip()[-2000:]}")
+    needs, brought_by = PLUGIN_SOURCES / "tests" / "pace.c", "nccl_plugin/tests, which only a checkout has"
+    make("the plugin", PLUGIN_SOURCES, folder, "bench", needs=needs, brought_by=brought_by)
 
 
 class Ranks:
@@ -56,14 +49,12 @@ class Ranks:
                     stream.close()
 
     def wait(self) -> None:
-        """Return when every rank has done its operations."""
         for process in self._processes:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
             assert process.stdout.readline() == "done\n"
 
     def leave(self) -> None:
-        """Have the ranks end in order."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.close()

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 
@@ -21,6 +22,7 @@ from tests.waiting import LIMIT_S
 _STOP_TIMEOUT_S = 60
 _POLL_S = 0.02
 _PORTS = range(20_000, 32_768)
+Found = TypeVar("Found")
 LOCKSTEP = str(Path(sys.executable).with_name("lockstep"))
 
 
@@ -60,7 +62,6 @@ class Service:
         return self._process.pid
 
     def start(self) -> "Service":
-        """Start it and return when it answers."""
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
                 [LOCKSTEP, *self.words],
@@ -81,7 +82,6 @@ class Service:
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """Ask it to end, and wait until it has."""
         self._end(signal.SIGTERM)
 
     def __enter__(self) -> "Service":
@@ -121,6 +121,19 @@ def wait_until(is_so: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -
         time.sleep(_POLL_S)
 
 
+def await_found(find: Callable[[], Found | None], what: str) -> Found:
+    """Return what is found as soon as it is there."""
+    found: list[Found] = []
+
+    def is_there() -> bool:
+        seen = find()
+        found.extend([seen] if seen else [])
+        return bool(found)
+
+    wait_until(is_there, what)
+    return found[0]
+
+
 def free_port() -> int:
     """Return a port that nobody listens on at the moment.
 
@@ -143,5 +156,4 @@ def cpu_seconds(pid: int) -> float:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return how much memory a process has in use now."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

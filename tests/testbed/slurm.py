@@ -59,7 +59,7 @@ SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 MpiDefault=none
 ReturnToService=2
-KillWait={kill_wait_s}
+KillWait=2
 {extra}
 {nodes}
 PartitionName={partition} Nodes=ALL Default=YES MaxTime=INFINITE State=UP
@@ -68,8 +68,6 @@ PartitionName={partition} Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 @dataclass
 class LocalSlurm:
-    """A Slurm that runs."""
-
     home: Path  # state, spool and logs
     door: Path  # what every user of this machine may reach: the configuration and munged's socket
     nodes: tuple[str, ...]
@@ -77,7 +75,6 @@ class LocalSlurm:
 
     @property
     def rest(self) -> str:
-        """Return the address of slurmrestd."""
         return f"unix://{self.door}/rest/socket"
 
     @property
@@ -123,12 +120,10 @@ class LocalSlurm:
         return self.call("scontrol", "token", f"username={user}", f"lifespan={life_s}")
 
     def start_controller(self) -> None:
-        """Start slurmctld and return when it answers."""
         self.start("slurmctld", "slurmctld", "-D")
         self.wait_until(lambda: "is UP" in self.call("scontrol", "ping"), "slurmctld answers")
 
     def send_signal(self, daemon: str, number: signal.Signals) -> None:
-        """Send a signal to one daemon, such as SIGSTOP and later SIGCONT."""
         self._daemons[daemon].send_signal(number)
 
     def stop(self, daemon: str) -> None:
@@ -173,7 +168,7 @@ class LocalSlurm:
 
 @contextmanager
 def local_slurm(
-    directory: Path, nodes: int | Sequence[str] = 4, extra: str = "", rest: bool = False, kill_wait_s: int = 2
+    directory: Path, nodes: int | Sequence[str] = 4, extra: str = "", rest: bool = False
 ) -> Iterator[LocalSlurm]:
     """Start a Slurm in a directory of its own, and end it; NotPresent where it is not installed.
 
@@ -186,7 +181,7 @@ def local_slurm(
         # Straight below /tmp: munged insists that every user can reach its socket, whose path has at most 107 bytes.
         door = Path(stack.enter_context(TemporaryDirectory(prefix="lockstep-slurm-", dir="/tmp")))
         slurm = LocalSlurm(directory.resolve(), door, names)
-        _write_home(slurm, extra + (_write_token_key(directory) if rest else ""), kill_wait_s)
+        _write_home(slurm, extra + (_write_token_key(directory) if rest else ""))
         stack.callback(slurm.stop_all)
         _start_munge(slurm)
         slurm.start_controller()
@@ -208,7 +203,7 @@ def check_installed(rest: bool = False) -> None:
         raise NotPresent(f"a local Slurm needs {', '.join(missing)}: install the packages {packages}")
 
 
-def _write_home(slurm: LocalSlurm, extra: str, kill_wait_s: int) -> None:
+def _write_home(slurm: LocalSlurm, extra: str) -> None:
     home = slurm.home
     for directory in (home / "state", *(home / "spool" / node for node in slurm.nodes)):
         directory.mkdir(parents=True, exist_ok=True)
@@ -222,7 +217,6 @@ def _write_home(slurm: LocalSlurm, extra: str, kill_wait_s: int) -> None:
         user=getpass.getuser(),
         controller_port=free_port(),
         cred_expire_s=_CRED_EXPIRE_S,
-        kill_wait_s=kill_wait_s,
         partition=_PARTITION,
         extra=extra,
         nodes=f"NodeName={','.join(slurm.nodes)} NodeAddr=127.0.0.1 NodeHostname={host} Port=[{ports}] CPUs=1",

@@ -29,8 +29,6 @@ _STEP = (Compute(60.0, noise=0.02), Collective("world", "AllReduce", 256 * KIB))
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Who this task is, as Slurm says."""
-
     rank: int
     node: str
     job: str
@@ -43,7 +41,6 @@ def faults_of(site: Path, node: str) -> Path:
 
 
 def rings_of(site: Path, node: str) -> Path:
-    """Return where the ranks of a node record, of whatever job."""
     return site / "rings" / node
 
 

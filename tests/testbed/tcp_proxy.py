@@ -22,7 +22,6 @@ class TcpProxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def drop_connections(self) -> None:
-        """Close every open connection at both ends."""
         with self._guard:
             sockets, self._open = self._open, set()
         for one in sockets:

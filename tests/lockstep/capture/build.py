@@ -30,12 +30,10 @@ def sample(table: Table, count: int = 5) -> pa.Table:
 
 
 def whole_capture() -> Capture:
-    """Return a capture with rows in every table."""
     return Capture(INFO, TOPOLOGY, {table.name: sample(table) for table in TABLES})
 
 
 def write_capture(path: Path, capture: Capture, verdicts: Sequence[Verdict] | None = None) -> None:
-    """Write a capture that is in memory."""
     with CaptureWriter(path) as writer:
         for name, rows in capture.tables.items():
             writer.write(TABLE_BY_NAME[name], rows)

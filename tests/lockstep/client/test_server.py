@@ -1,8 +1,6 @@
 """Whatever a server answers, or does not, becomes a value, events or one sentence."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lockstep.client.server import Event, Json, Server, parse_events
 from lockstep.errors import BadInput, LockstepError, ServerAway, ServerRefused
@@ -95,17 +93,3 @@ def test_fields_of_a_newer_server_are_left_out_and_none_may_be_missing() -> None
 )
 def test_lines_become_events(text: str, events: list[Event]) -> None:
     assert list(parse_events(text.split("\n"))) == events
-
-
-_LETTERS = st.characters(codec="utf-8", exclude_characters="\n\r\0")
-_WORD, _NAME = st.text(_LETTERS, max_size=8), st.text(_LETTERS, min_size=1, max_size=8)
-
-
-@given(st.lists(st.tuples(_NAME, _NAME, st.lists(_WORD, min_size=1, max_size=3)), max_size=5))
-def test_what_was_written_is_read(told: list[tuple[str, str, list[str]]]) -> None:
-    lines = [
-        line
-        for identity, kind, data in told
-        for line in (f"id: {identity}", f"event: {kind}", *(f"data: {one}" for one in data), "")
-    ]
-    assert list(parse_events(lines)) == [Event(i, kind, "\n".join(data)) for i, kind, data in told]

@@ -10,21 +10,14 @@ SVG = "{http://www.w3.org/2000/svg}"
 MADE = plan_schedule(EXAMPLE, SLOTS, ONE_GONE)
 
 
-def drawn(title: str = "A step") -> ElementTree.Element:
-    return ElementTree.fromstring(draw_schedule(MADE, title))
-
-
-def test_every_piece_of_work_has_a_box_that_says_what_it_is_and_marks_failures_and_guests() -> None:
-    boxes = [rect for rect in drawn().iter(f"{SVG}rect") if len(rect)]
+def test_every_piece_of_work_has_a_box_that_says_what_it_is_and_the_picture_is_described_in_words() -> None:
+    root = ElementTree.fromstring(draw_schedule(MADE, "Ours & theirs <1>"))
+    boxes = [rect for rect in root.iter(f"{SVG}rect") if len(rect)]
     titles = [str(rect.findtext(f"{SVG}title")) for rect in boxes]
     assert len([title for title in titles if "of micro-batch" in title]) == 3 * 4 * 3 * 6
     assert "forward of micro-batch 0 of pipeline 0, 0 to 1" in titles
     assert titles.count("failed") == 1
-    assert len([rect for rect in boxes if rect.get("stroke")]) == 6 * 3
-
-
-def test_the_picture_is_described_in_words() -> None:
-    root = drawn("Ours & theirs <1>")
+    assert len([rect for rect in boxes if rect.get("stroke")]) == 6 * 3, "guests are marked"
     assert (root.get("role"), root.findtext(f"{SVG}title")) == ("img", "Ours & theirs <1>")
     assert root.findtext(f"{SVG}desc") == describe(MADE)
     assert "failed workers: pipeline 1 stage 2" in describe(MADE)

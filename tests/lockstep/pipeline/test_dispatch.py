@@ -34,12 +34,7 @@ def test_the_worked_example_takes_27_36_29_and_27_slots() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "staggered", "one_optimizer"),
-    [
-        ((2, 16, 32), 105, 106),
-        ((4, 8, 32), 111, 114),
-        ((8, 4, 32), 129, 136),
-        ((8, 4, 64), 258, None),
-    ],
+    [((2, 16, 32), 105, 106), ((4, 8, 32), 111, 114), ((8, 4, 32), 129, 136), ((8, 4, 64), 258, None)],
 )
 def test_one_failure_in_the_last_stage_costs_what_its_work_costs(
     shape: tuple[int, int, int], staggered: int, one_optimizer: int | None
@@ -116,30 +111,28 @@ def test_less_memory_makes_longer_steps() -> None:
     assert find_faults(made, (6, 5, 4, 2)) == [], "it may differ between stages"
 
 
+ONES = (1.0,) * 4
+NO_COPIES = {Worker(pipeline, 1) for pipeline in range(3)}
+
+
 @pytest.mark.parametrize(
-    ("failed", "options", "sentence"),
+    ("shape", "times", "failed", "memory", "sentence"),
     [
-        ({Worker(0, 1), Worker(1, 1), Worker(2, 1)}, ScheduleOptions(), "stage 1 has lost all 3 copies"),
-        ({Worker(3, 0)}, ScheduleOptions(), "not on a grid"),
-        (set(), ScheduleOptions(memory=0), "at least one micro-batch"),
-        (set(), ScheduleOptions(memory=(1, 1)), "2 stages, the grid has 4"),
+        (EXAMPLE, SLOTS, NO_COPIES, None, "stage 1 has lost all 3 copies"),
+        (EXAMPLE, SLOTS, {Worker(3, 0)}, None, "not on a grid"),
+        (EXAMPLE, SLOTS, set(), 0, "at least one micro-batch"),
+        (EXAMPLE, SLOTS, set(), (1, 1), "2 stages, the grid has 4"),
+        (EXAMPLE, unit_times(3), set(), None, "forward times are given for 3 stages"),
+        (EXAMPLE, Times((1.0, 0.0, 1.0, 1.0), ONES, ONES), set(), None, "above zero"),
+        (EXAMPLE, Times(ONES, ONES, ONES, transfer=-1.0), set(), None, "cannot take -1.0"),
+        (Shape(4, 3, 0), SLOTS, set(), None, "at least one"),
     ],
 )
-def test_what_cannot_be_planned_is_refused(failed: set[Worker], options: ScheduleOptions, sentence: str) -> None:
+def test_what_cannot_be_planned_is_refused(
+    shape: Shape, times: Times, failed: set[Worker], memory: int | tuple[int, ...] | None, sentence: str
+) -> None:
     with pytest.raises(BadInput, match=sentence):
-        plan_schedule(EXAMPLE, SLOTS, failed, options)
-
-
-def test_times_that_do_not_fit_and_a_grid_without_work_are_refused() -> None:
-    ones = (1.0,) * 4
-    for shape, times, sentence in (
-        (EXAMPLE, unit_times(3), "forward times are given for 3 stages"),
-        (EXAMPLE, Times((1.0, 0.0, 1.0, 1.0), ones, ones), "above zero"),
-        (EXAMPLE, Times(ones, ones, ones, transfer=-1.0), "cannot take -1.0"),
-        (Shape(4, 3, 0), SLOTS, "at least one"),
-    ):
-        with pytest.raises(BadInput, match=sentence):
-            plan_schedule(shape, times, ())
+        plan_schedule(shape, times, failed, ScheduleOptions(memory=memory))
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ def incident(
     opened_ns: int = 100,
     updated_ns: int = 200,
 ) -> Incident:
-    """Return an incident about a slow NIC."""
     return Incident(
         id=incident_id,
         job=job,
@@ -49,7 +48,6 @@ def verdict(job: str) -> Verdict:
 
 
 def decision(decision_id: str = "d1", *, incident: str = "i1", job: str = "train", created_ns: int = 300) -> Decision:
-    """Return a decision to replace a host."""
     return Decision(
         id=decision_id,
         job=job,

@@ -41,11 +41,9 @@ class Child:
         theirs.close()
 
     def go(self) -> None:
-        """Let it go on where it waits."""
         self._pipe.send("go")
 
     def heard(self) -> str:
-        """Return the next thing that it says."""
         return str(self._pipe.recv())
 
     def kill(self) -> None:
@@ -53,14 +51,12 @@ class Child:
         self.wait()
 
     def wait(self) -> int | None:
-        """Return how it ended."""
         self._process.join()
         return self._process.exitcode
 
 
 @contextmanager
 def child(role: Role, url: str, argument: str = "") -> Iterator[Child]:
-    """Give a running child; it is killed at the end of the block if it still runs then."""
     started = Child(role, url, argument)
     try:
         yield started

@@ -6,41 +6,28 @@ import pytest
 from sqlalchemy import select
 
 from lockstep.errors import BadInput, NotPresent
-from lockstep.state import idempotency
+from lockstep.state import idempotency, tokens
 from lockstep.state.database import ControlDatabase
 from lockstep.state.documents import list_audit
 from lockstep.state.idempotency import KEPT_NS, STUCK_NS, Earlier, claim, drop, finish
 from lockstep.state.tables import SESSIONS, TOKENS
-from lockstep.state.tokens import (
-    Token,
-    begin_session,
-    create_token,
-    end_session,
-    expects_agents,
-    find_session,
-    find_token,
-    list_tokens,
-    match_token,
-    revoke_token,
-    valid_tokens,
-)
 
 LIFE = 1_000
 NOW = 10**18
-PERSON = Token(id="oidc:u-17", scope="admin", host=None, name="ann@site", created_ns=0)
+PERSON = tokens.Token(id="oidc:u-17", scope="admin", host=None, name="ann@site", created_ns=0)
 
 
 def test_new_token_is_found_and_only_its_digest_is_kept(db: ControlDatabase) -> None:
-    text = create_token(db, scope="ingest", host="h3", name="rack 7", now_ns=5)
+    text = tokens.create_token(db, scope="ingest", host="h3", name="rack 7", now_ns=5)
     assert re.fullmatch(r"lks_[0-9a-f]{16}_[A-Za-z0-9_-]{43}", text), "256 random bits"
-    found = find_token(db, text)
-    assert found == Token(id=text.split("_")[1], scope="ingest", host="h3", name="rack 7", created_ns=5)
-    assert list_tokens(db) == [found]
+    found = tokens.find_token(db, text)
+    assert found == tokens.Token(id=text.split("_")[1], scope="ingest", host="h3", name="rack 7", created_ns=5)
+    assert tokens.list_tokens(db) == [found]
     with db.read() as connection:
         row = connection.execute(select(TOKENS)).one()
     assert text.split("_", 2)[2] not in repr(row)
     assert re.fullmatch("[0-9a-f]{64}", row.digest)
-    assert create_token(db, scope="ingest", host="h3", name="rack 7", now_ns=5) != text
+    assert tokens.create_token(db, scope="ingest", host="h3", name="rack 7", now_ns=5) != text
 
 
 @pytest.mark.parametrize(
@@ -52,27 +39,27 @@ def test_new_token_is_found_and_only_its_digest_is_kept(db: ControlDatabase) -> 
 )
 def test_token_that_is_refused_is_not_made(db: ControlDatabase, host: str | None, now_ns: int, message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        create_token(db, scope="ingest", host=host, name="rack 7", now_ns=now_ns)
-    assert list_tokens(db) == []
+        tokens.create_token(db, scope="ingest", host=host, name="rack 7", now_ns=now_ns)
+    assert tokens.list_tokens(db) == []
 
 
 def test_text_that_is_no_token_or_session_of_ours_is_unknown(db: ControlDatabase) -> None:
-    text = create_token(db, scope="read", host=None, name="ada", now_ns=5)
+    text = tokens.create_token(db, scope="read", host=None, name="ada", now_ns=5)
     for wrong in ("", "lks_", "Bearer x", "lks_00_é\x00", "lks_" + "0" * 16 + "_" + "A" * 43, text[:-43] + "A" * 43):
-        assert find_token(db, wrong) is None
+        assert tokens.find_token(db, wrong) is None
     for wrong in ("", "x", "é", "\ud800", "a" * 100_000):
-        assert find_session(db, wrong, 1) is None
+        assert tokens.find_session(db, wrong, 1) is None
 
 
 def test_revoked_token_is_unknown_but_still_listed_and_audited_once(db: ControlDatabase) -> None:
-    text = create_token(db, scope="read", host=None, name="n", now_ns=5, who="ada", why="for grafana")
-    token_id = list_tokens(db)[0].id
+    text = tokens.create_token(db, scope="read", host=None, name="n", now_ns=5, who="ada", why="for grafana")
+    token_id = tokens.list_tokens(db)[0].id
     for now_ns in (9, 10):
-        revoke_token(db, token_id, now_ns, who="bob", why="leaked")
-    assert find_token(db, text) is None
-    assert list_tokens(db)[0].revoked_ns == 9
+        tokens.revoke_token(db, token_id, now_ns, who="bob", why="leaked")
+    assert tokens.find_token(db, text) is None
+    assert tokens.list_tokens(db)[0].revoked_ns == 9
     with pytest.raises(NotPresent, match="there is no token 'x'"):
-        revoke_token(db, "x", now_ns=9)
+        tokens.revoke_token(db, "x", now_ns=9)
     revoked, created = list_audit(db, 10)
     assert (created.who, created.what, created.subject, created.ts_ns) == ("ada", "create_token", token_id, 5)
     assert (revoked.who, revoked.what, revoked.why, revoked.ts_ns) == ("bob", "revoke_token", "leaked", 9)
@@ -80,53 +67,51 @@ def test_revoked_token_is_unknown_but_still_listed_and_audited_once(db: ControlD
 
 
 def test_valid_tokens_come_together_and_each_opens_only_with_its_secret(db: ControlDatabase) -> None:
-    other = create_token(db, scope="read", host=None, name="n", now_ns=5)
-    assert not expects_agents(db)
-    texts = [create_token(db, scope="ingest", host=f"h{number}", name="n", now_ns=5) for number in range(3)]
-    revoke_token(db, texts[2].split("_")[1], now_ns=6)
+    other = tokens.create_token(db, scope="read", host=None, name="n", now_ns=5)
+    assert not tokens.expects_agents(db)
+    texts = [tokens.create_token(db, scope="ingest", host=f"h{number}", name="n", now_ns=5) for number in range(3)]
+    tokens.revoke_token(db, texts[2].split("_")[1], now_ns=6)
     valid = (*texts[:2], other)
-    rows = valid_tokens(db)
+    rows = tokens.valid_tokens(db)
     assert sorted(rows) == sorted(text.split("_")[1] for text in valid)
-    assert [match_token(rows, text) for text in valid] == [find_token(db, text) for text in valid]
-    assert [match_token(rows, text) for text in (texts[2], texts[0][:-43] + "A" * 43, "")] == [None] * 3
-    assert expects_agents(db)
+    assert [tokens.match_token(rows, text) for text in valid] == [tokens.find_token(db, text) for text in valid]
+    assert [tokens.match_token(rows, text) for text in (texts[2], texts[0][:-43] + "A" * 43, "")] == [None] * 3
+    assert tokens.expects_agents(db)
     for text in texts[:2]:
-        revoke_token(db, text.split("_")[1], now_ns=6)
-    assert not expects_agents(db), "no collector has a valid token any more"
+        tokens.revoke_token(db, text.split("_")[1], now_ns=6)
+    assert not tokens.expects_agents(db), "no collector has a valid token any more"
 
 
 @pytest.fixture
-def token(db: ControlDatabase) -> Token:
-    found = find_token(db, create_token(db, scope="act", host=None, name="ann", now_ns=1))
+def token(db: ControlDatabase) -> tokens.Token:
+    found = tokens.find_token(db, tokens.create_token(db, scope="act", host=None, name="ann", now_ns=1))
     assert found is not None
     return found
 
 
-def test_session_stands_for_its_token_until_its_end(db: ControlDatabase, token: Token) -> None:
-    hers, other = begin_session(db, token, 10, 10 + LIFE), begin_session(db, PERSON, 10, 10 + LIFE)
-    found, person = find_session(db, hers, 10 + LIFE - 1), find_session(db, other, 11)
+def test_session_stands_for_its_token_until_it_ends_or_is_ended(db: ControlDatabase, token: tokens.Token) -> None:
+    hers, other = tokens.begin_session(db, token, 10, 10 + LIFE), tokens.begin_session(db, PERSON, 10, 10 + LIFE)
+    found, person = tokens.find_session(db, hers, 10 + LIFE - 1), tokens.find_session(db, other, 11)
     assert found is not None
     assert person is not None
     assert (found.id, found.scope, found.name, found.host) == (token.id, "act", "ann", None)
     assert (person.id, person.scope, person.name) == ("session:ann@site", "admin", "ann@site")
-    assert find_session(db, hers, 10 + LIFE) is None
-    revoke_token(db, token.id, 20)
-    assert find_session(db, hers, 21) is None
-    assert find_session(db, other, 21) is not None
+    assert tokens.find_session(db, hers, 10 + LIFE) is None
+    tokens.revoke_token(db, token.id, 20)
+    assert tokens.find_session(db, hers, 21) is None
+    assert tokens.find_session(db, other, 21) is not None
+    for now_ns in (22, 23):
+        tokens.end_session(db, other, now_ns)
+    assert tokens.find_session(db, other, 24) is None
+    acts = [line.what for line in list_audit(db, 10)]
+    assert acts == ["log_out", "revoke_token", "log_in", "log_in", "create_token"], "one log_out"
 
 
-def test_ended_session_is_over(db: ControlDatabase, token: Token) -> None:
-    secret, other = (begin_session(db, token, 10, 10 + LIFE) for _ in range(2))
-    for now_ns in (20, 21):
-        end_session(db, secret, now_ns)
-    assert find_session(db, secret, 22) is None
-    assert find_session(db, other, 22) is not None
-    assert [line.what for line in list_audit(db, 10)] == ["log_out", "log_in", "log_in", "create_token"]
-
-
-def test_database_holds_no_secret_of_a_session_and_forgets_what_is_over(db: ControlDatabase, token: Token) -> None:
-    begin_session(db, token, 10, 20)
-    secret = begin_session(db, token, 20, 30)
+def test_database_holds_no_secret_of_a_session_and_forgets_what_is_over(
+    db: ControlDatabase, token: tokens.Token
+) -> None:
+    tokens.begin_session(db, token, 10, 20)
+    secret = tokens.begin_session(db, token, 20, 30)
     with db.read() as connection:
         rows = connection.execute(select(SESSIONS)).all()
     assert len(rows) == 1

@@ -48,8 +48,8 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ClickHouse
 
 
 def make_server(directory: Path, ports: list[int], number: int) -> ClickHouseServer:
-    secrets = directory / "secrets.xml"
-    known = dict.fromkeys(("store_password_sha256", "grafana_store_password_sha256"), hash_of(PASSWORD))
+    secrets, digest = directory / "secrets.xml", hashlib.sha256(PASSWORD.encode()).hexdigest()
+    known = dict.fromkeys(("store_password_sha256", "grafana_store_password_sha256"), digest)
     known |= {"cluster_secret": "among us", "interserver_password": "among us"}
     lines = [f"<{name}>{text}</{name}>" for name, text in known.items()]
     secrets.write_text(f"<clickhouse>{''.join(lines)}</clickhouse>")
@@ -57,10 +57,6 @@ def make_server(directory: Path, ports: list[int], number: int) -> ClickHouseSer
         (directory / "run" / kind).mkdir(parents=True)
         (directory / "run" / kind / "lockstep.xml").write_text(re.sub(r"/run/secrets/\S+?\.xml", str(secrets), text))
     return ClickHouseServer(directory, user="testbed", tcp_port=ports[number])
-
-
-def hash_of(password: str) -> str:
-    return hashlib.sha256(password.encode()).hexdigest()
 
 
 def without_keeper(ports: list[int]) -> str:
@@ -95,27 +91,27 @@ def local_jobs(store: Store, table: str) -> set[str]:
     return set(store.query_system(f"SELECT DISTINCT job FROM lockstep_local.{table}")["job"].to_pylist())
 
 
-def test_each_job_lives_on_one_shard_and_is_read_from_both(nodes: list[Store]) -> None:
+def counts(store: Store) -> tuple[int, int]:
+    sql = "SELECT (SELECT count() FROM collectives) AS raw, (SELECT sum(n) FROM operations) AS rolled"
+    (row,) = store.query(sql).to_pylist()
+    return row["raw"], row["rolled"]
+
+
+def insert_jobs(store: Store) -> None:
+    batch = rows(*(make(Collective, job=job) for job in JOBS))
+    store.insert(TABLE_BY_NAME["collectives"], batch, token="all jobs")
+
+
+def test_each_job_lives_on_one_shard_once_and_is_read_from_both(nodes: list[Store]) -> None:
     first, second = nodes
-    for number, job in enumerate(JOBS):
-        mine = rows(*(make(Collective, job=job, rank=rank) for rank in range(3)))
-        nodes[number % 2].insert(TABLE_BY_NAME["collectives"], mine, token=job)
+    for store in (*nodes, *nodes):
+        insert_jobs(store)  # a batch that is repeated through the other node is stored once
     here, there = local_jobs(first, "collectives"), local_jobs(second, "collectives")
     assert here | there == set(JOBS)
     assert here & there == set()
     assert here
     assert there
-    for store in nodes:
-        assert store.query("SELECT count() AS n FROM collectives")["n"].to_pylist() == [3 * len(JOBS)]
-        assert store.query("SELECT sum(n) AS n FROM operations")["n"].to_pylist() == [3 * len(JOBS)]
-
-
-def test_a_batch_of_many_jobs_repeated_through_the_other_node_is_stored_once(nodes: list[Store]) -> None:
-    batch = rows(*(make(Collective, job=job) for job in JOBS))
-    for store in (*nodes, *nodes):
-        store.insert(TABLE_BY_NAME["collectives"], batch, token="same")
-    assert nodes[0].query("SELECT count() AS n FROM collectives")["n"].to_pylist() == [len(JOBS)]
-    assert nodes[0].query("SELECT sum(n) AS n FROM operations")["n"].to_pylist() == [len(JOBS)]
+    assert [counts(store) for store in nodes] == [(len(JOBS), len(JOBS))] * 2
 
 
 def test_host_tables_are_spread_and_lists_are_whole_from_either_node(nodes: list[Store]) -> None:
@@ -141,8 +137,7 @@ def test_tables_of_one_job_are_joined_where_they_lie(nodes: list[Store]) -> None
         "SELECT collectives.job AS job, comms.host AS host, destroy_ns FROM collectives "
         "JOIN comms FINAL ON comms.job = collectives.job AND comms.comm = collectives.comm ORDER BY job"
     )
-    expected = [{"job": job, "host": f"on-{job}", "destroy_ns": T0 + 9} for job in sorted(JOBS)]
-    assert joined.to_pylist() == expected
+    assert joined.to_pylist() == [{"job": job, "host": f"on-{job}", "destroy_ns": T0 + 9} for job in sorted(JOBS)]
 
 
 def test_both_nodes_have_the_schema_and_retention_lies_on_the_local_tables(nodes: list[Store]) -> None:
@@ -158,13 +153,12 @@ def test_both_nodes_have_the_schema_and_retention_lies_on_the_local_tables(nodes
 
 
 def test_grafana_reads_all_shards_and_writes_to_none(shards: list[ClickHouseServer], nodes: list[Store]) -> None:
-    nodes[0].insert(TABLE_BY_NAME["collectives"], rows(*(make(Collective, job=job) for job in JOBS)), token="c")
+    insert_jobs(nodes[0])
     address = url_of(shards[1], "grafana").removesuffix("lockstep")
     read = httpx.post(address, content="SELECT count() FROM lockstep.collectives", trust_env=False)
     assert read.text == f"{len(JOBS)}\n"
     into = [f"INSERT INTO {name}.collectives (job) VALUES ('x')" for name in ("lockstep", "lockstep_local")]
-    elsewhere = "SELECT * FROM remote('127.0.0.1', system.one)"
-    for statement in (*into, elsewhere):
+    for statement in (*into, "SELECT * FROM remote('127.0.0.1', system.one)"):
         refused = httpx.post(address, content=statement, trust_env=False)
         assert "ACCESS_DENIED" in refused.text
 
@@ -172,11 +166,11 @@ def test_grafana_reads_all_shards_and_writes_to_none(shards: list[ClickHouseServ
 def test_a_shard_that_is_away_fails_the_read_instead_of_hiding_its_share(
     shards: list[ClickHouseServer], nodes: list[Store]
 ) -> None:
-    nodes[0].insert(TABLE_BY_NAME["collectives"], rows(*(make(Collective, job=job) for job in JOBS)), token="b")
+    insert_jobs(nodes[0])
     shards[1].kill()
     try:
         with pytest.raises(StoreAway, match="code: 279"):
-            nodes[0].query("SELECT count() AS n FROM collectives")
+            counts(nodes[0])
     finally:
         shards[1].start()
-    assert nodes[0].query("SELECT count() AS n FROM collectives")["n"].to_pylist() == [len(JOBS)]
+    assert counts(nodes[0]) == (len(JOBS), len(JOBS))

@@ -11,8 +11,9 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -22,6 +23,7 @@ import pytest
 from lockstep.errors import StoreAway, StoreError
 from lockstep.store.migrations import DEDUPLICATION_BLOCKS, Layout, migrate
 from lockstep.store.store import Store, open_store
+from tests.conftest import REPO
 from tests.lockstep.store.writer_child import insert_numbered
 from tests.testbed.clickhouse import ClickHouseServer
 from tests.testbed.tcp_proxy import TcpProxy
@@ -31,7 +33,7 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.slow
 
 ROWS = 5_000
-REPO = Path(__file__).parents[3]
+SIZES = {"collectives": "count()", "operations": "sum(n)"}  # what was inserted, raw and rolled up
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +48,9 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClickHouseSer
 def server(migrated: ClickHouseServer) -> ClickHouseServer:
     """A server to kill, which runs and is empty."""
     with open_store(migrated.url) as store:
-        for table in ("collectives", "operations"):
+        for table in SIZES:
             store.command(f"TRUNCATE TABLE {store.database}.{table} SYNC")
     return migrated
-
-
-def pause(seconds: float) -> None:
-    threading.Event().wait(seconds)
 
 
 def insert_until_taken(store: Store, number: int) -> None:
@@ -62,12 +60,12 @@ def insert_until_taken(store: Store, number: int) -> None:
             insert_numbered(store, number, ROWS)
             return
         except StoreError:
-            pause(0.05)
+            time.sleep(0.05)
 
 
 def check_batches(store: Store, count: int) -> None:
     """See that so many batches are there, each once, in the raw table and in the roll-up."""
-    for table, size in (("collectives", "count()"), ("operations", "sum(n)")):
+    for table, size in SIZES.items():
         found = store.query(f"SELECT seq, {size} AS n FROM {table} GROUP BY seq ORDER BY seq").to_pylist()
         assert found == [{"seq": seq, "n": ROWS} for seq in range(count)], table
 
@@ -80,11 +78,9 @@ def test_a_server_killed_in_mid_insert_loses_and_doubles_nothing(server: ClickHo
     def write() -> None:
         with open_store(server.url) as store:
             while not is_over.is_set():
-                try:
+                with suppress(StoreError):
                     insert_numbered(store, len(taken), ROWS)
                     taken.append(len(taken))
-                except StoreError:
-                    pause(0.05)
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -92,7 +88,7 @@ def test_a_server_killed_in_mid_insert_loses_and_doubles_nothing(server: ClickHo
         for _ in range(12):
             goal = len(taken) + dice.randint(1, 6)
             eventually(partial(lambda goal: len(taken) >= goal, goal))
-            pause(dice.uniform(0, 0.1))  # anywhere in the insert that comes next
+            time.sleep(dice.uniform(0, 0.1))  # anywhere in the insert that comes next
             server.kill()
             server.start()
     finally:
@@ -170,7 +166,7 @@ def write_until_killed(path: Path, acknowledged: int, dice: random.Random) -> in
     """Have a process go on with the next batch, kill it in a later one, and return the last that it acknowledged."""
     with start_writer(path, acknowledged + 1, 1_000_000) as child:
         said = read_acknowledged(child, dice.randint(5, 40))
-        pause(dice.uniform(0, 0.1))
+        time.sleep(dice.uniform(0, 0.1))
         child.kill()
         said += read_acknowledged(child)
     assert child.returncode == -9
@@ -189,7 +185,9 @@ def read_acknowledged(child: "subprocess.Popen[str]", most: int | None = None) -
     return [int(line.split()[1]) for line in lines if line.startswith("in ") and line.endswith("\n")]
 
 
-def test_a_reply_lost_after_the_commit_leads_to_no_second_copy(server: ClickHouseServer) -> None:
+def test_a_reply_lost_after_the_commit_leads_to_no_second_copy_and_a_server_that_hangs_is_away_and_comes_back(
+    server: ClickHouseServer,
+) -> None:
     with TcpProxy(server.http_port) as proxy:
         url = server.url.replace(f":{server.http_port}", f":{proxy.port}")
         with open_store(url) as store, open_store(server.url) as beside:
@@ -199,6 +197,10 @@ def test_a_reply_lost_after_the_commit_leads_to_no_second_copy(server: ClickHous
                 insert_numbered(store, 1, ROWS)
             assert proxy.lost_replies > 0
             check_batches(beside, 2)  # the rows are in although nobody heard so
+            proxy.behaviour = "refuse"
+            proxy.drop_connections()
+            with pytest.raises(StoreAway, match="does not answer"):
+                insert_numbered(store, 1, ROWS)
             proxy.behaviour = "forward"
             insert_numbered(store, 1, ROWS)
             check_batches(beside, 2)
@@ -215,8 +217,8 @@ def test_a_retry_much_later_still_leads_to_no_second_copy(server: ClickHouseServ
     server.start()
     with open_store(server.url) as store:
         insert_numbered(store, 0, ROWS)
-        assert store.query("SELECT count() AS n FROM collectives WHERE seq = 0")["n"].to_pylist() == [ROWS]
-        assert store.query("SELECT sum(n) AS n FROM operations WHERE seq = 0")["n"].to_pylist() == [ROWS]
+        for table, size in SIZES.items():
+            assert store.query(f"SELECT {size} AS n FROM {table} WHERE seq = 0")["n"].to_pylist() == [ROWS]
         full = store.query_system(
             "SELECT engine_full FROM system.tables "
             "WHERE database = 'lockstep' AND name IN ('collectives', 'operations')"
@@ -224,23 +226,8 @@ def test_a_retry_much_later_still_leads_to_no_second_copy(server: ClickHouseServ
         assert all(f"non_replicated_deduplication_window = {DEDUPLICATION_BLOCKS}" in text for text in full)
 
 
-def test_a_server_that_hangs_is_away_and_comes_back(server: ClickHouseServer) -> None:
-    with TcpProxy(server.http_port) as proxy:
-        url = server.url.replace(f":{server.http_port}", f":{proxy.port}")
-        with open_store(url) as store:
-            insert_numbered(store, 0, ROWS)
-            proxy.behaviour = "refuse"
-            proxy.drop_connections()
-            with pytest.raises(StoreAway, match="does not answer"):
-                insert_numbered(store, 1, ROWS)
-            proxy.behaviour = "forward"
-            insert_numbered(store, 1, ROWS)
-            check_batches(store, 2)
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 48 MiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "lockstep-test", str(disk)], check=True)

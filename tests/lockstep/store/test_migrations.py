@@ -24,10 +24,6 @@ LAYOUT_NAMES = ["job_tables", "host_tables", "rollups", "attempts", "sightings"]
 LAYOUT_NAMES += ["event_columns", "untimed", "agent_words", "plugins", "cheaper_inserts"]
 
 
-def test_files_are_numbered_without_gaps() -> None:
-    assert [migration.number for migration in known_migrations()] == list(range(1, len(known_migrations()) + 1))
-
-
 def test_an_empty_store_gets_everything_once_and_one_that_is_newer_is_left_alone(store_url: str) -> None:
     with open_store(store_url) as store:
         layout = Layout(store.database)
@@ -36,6 +32,7 @@ def test_an_empty_store_gets_everything_once_and_one_that_is_newer_is_left_alone
             check_migrated(store, layout)
         done = migrate(store, layout, now_ns=5)
         assert [migration.name for migration in done][: len(LAYOUT_NAMES)] == LAYOUT_NAMES
+        assert [migration.number for migration in done] == list(range(1, len(known_migrations()) + 1))
         assert migrate(store, layout, now_ns=6) == ()
         assert {applied.applied_ns for applied in applied_migrations(store, layout)} == {5}
         check_migrated(store, layout)

@@ -1,6 +1,7 @@
 """The SQL files say what the records say, on one server and on a replicated cluster, and can be run again."""
 
 import re
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -49,7 +50,6 @@ def created_tables(layout: Layout) -> dict[str, str]:
 
 
 def columns_in(body: str) -> dict[str, str]:
-    """Return the columns of a CREATE TABLE with their types, those that are computed left out."""
     lines = body[body.index("(\n") + 2 : body.index("\n)\n")].split("\n")
     named = [line.strip().removesuffix(",").split(None, 1) for line in lines]
     return {name: re.split(r" CODEC| MATERIALIZED", rest)[0] for name, rest in named if "MATERIALIZED" not in rest}
@@ -95,20 +95,22 @@ def test_every_statement_can_be_repeated_is_filled_in_and_survives_a_power_cut(l
         assert "fsync_after_insert = 1, fsync_part_directory = 1" in body, name
 
 
-def test_engine_lets_every_statement_be_repeated(embedded_store: Store) -> None:
-    created = "SELECT name, create_table_query FROM system.tables WHERE database = {database:String} ORDER BY name"
-    before = embedded_store.query_system(created, {"database": embedded_store.database})
+def test_every_table_remembers_inserts_those_in_one_piece_lose_old_rows_and_every_statement_can_be_repeated(
+    embedded_store: Store,
+) -> None:
+    def tables() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = embedded_store.query_system(
+            "SELECT name, engine, create_table_query AS made, engine_full, partition_key = '' AS whole "
+            "FROM system.tables WHERE database = {database:String} ORDER BY name",
+            {"database": embedded_store.database},
+        ).to_pylist()
+        return found
+
+    before = tables()
     for statement in statements(Layout(embedded_store.database)):
         embedded_store.command(statement)
-    assert embedded_store.query_system(created, {"database": embedded_store.database}).equals(before)
-
-
-def test_every_table_remembers_inserts_and_those_in_one_piece_lose_old_rows(embedded_store: Store) -> None:
-    rows = embedded_store.query_system(
-        "SELECT name, engine_full, partition_key = '' AS whole FROM system.tables "
-        "WHERE database = {database:String} AND engine LIKE '%MergeTree' AND name != 'migrations'",
-        {"database": embedded_store.database},
-    ).to_pylist()
+    assert tables() == before
+    rows = [row for row in before if row["engine"].endswith("MergeTree") and row["name"] != "migrations"]
     assert {row["name"] for row in rows} == set(created_tables(PLAIN))
     window = f"non_replicated_deduplication_window = {DEDUPLICATION_BLOCKS}"
     assert [row["name"] for row in rows if window not in row["engine_full"]] == []
@@ -116,15 +118,14 @@ def test_every_table_remembers_inserts_and_those_in_one_piece_lose_old_rows(embe
     assert by_row == {row["name"] for row in rows if row["whole"]} != set()
 
 
-@pytest.mark.parametrize("rollup", sorted(ROLLUPS))
-def test_every_rollup_is_filled_by_a_view_with_its_columns(rollup: str) -> None:
-    views = [text for text in statements(PLAIN) if text.split("lockstep.")[1].startswith(f"{rollup}_view")]
-    assert f"TO lockstep.{rollup} AS" in views[0]
-    for view in views:
-        selected = re.search(r"SELECT\n(.*?)\nFROM", view, re.DOTALL)
-        assert selected is not None
-        names = [line.strip().removesuffix(",").split(" AS ")[-1] for line in selected[1].split("\n")]
-        assert names == list(columns_in(created_tables(PLAIN)[rollup]))
+def test_every_rollup_is_filled_by_a_view_with_its_columns() -> None:
+    for rollup in ROLLUPS:
+        views = [text for text in statements(PLAIN) if text.split("lockstep.")[1].startswith(f"{rollup}_view")]
+        assert f"TO lockstep.{rollup} AS" in views[0]
+        for view in views:
+            (selected,) = re.findall(r"SELECT\n(.*?)\nFROM", view, re.DOTALL)
+            names = [line.strip().removesuffix(",").split(" AS ")[-1] for line in selected.split("\n")]
+            assert names == list(columns_in(created_tables(PLAIN)[rollup]))
 
 
 def test_text_is_cut_at_semicolons_and_its_placeholders_filled_in() -> None:
@@ -151,10 +152,9 @@ def test_cluster_keeps_its_share_locally_replicates_every_table_and_remembers_in
     families = {"ReplicatedMergeTree", "ReplicatedReplacingMergeTree", "ReplicatedAggregatingMergeTree"}
     assert {engine for found in engines for engine in found} == families
     assert [len(found) for found in engines] == [1] * len(created_tables(CLUSTER))
-    settings = [re.search(r"SETTINGS (.*)", body) for body in created_tables(CLUSTER).values()]
-    for found in settings:
-        assert found is not None
-        pairs = dict(setting.split(" = ") for setting in found[1].split(", "))
+    for body in created_tables(CLUSTER).values():
+        (settings,) = re.findall(r"SETTINGS (.*)", body)
+        pairs = dict(setting.split(" = ") for setting in settings.split(", "))
         assert int(pairs["replicated_deduplication_window"]) == DEDUPLICATION_BLOCKS
         assert int(pairs["replicated_deduplication_window_seconds"]) >= 10 * 365 * 86_400
         assert "non_replicated_deduplication_window" not in pairs

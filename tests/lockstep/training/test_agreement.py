@@ -1,7 +1,5 @@
 """Whatever was lost and whenever, each micro-batch of a step counts once, and all hold the same state."""
 
-from dataclasses import dataclass, field
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,22 +31,29 @@ def test_every_micro_batch_is_shared_out_once_and_nobody_does_two_more_than_anot
     assert all(load >= busy - 1 for load in loads.values())
 
 
-def test_the_lost_ones_micro_batches_go_to_survivors_who_keep_what_they_have_done() -> None:
-    agreed = agree([report(0, done=(0, 3)), report(2, done=(2,))], 6, BUCKETS)
-    assert (agreed.step, agreed.takers, agreed.buckets) == (4, (), (None,) * BUCKETS)
-    assert agreed.shares == {0: (4,), 2: (1, 5)}
+ALL = (True,) * BUCKETS
 
 
-def test_a_bucket_that_one_survivor_has_reduced_is_given_to_the_others() -> None:
-    reports = [report(0, reduced=(True, False, False)), report(2, reduced=(True, True, False))]
+@pytest.mark.parametrize(
+    ("reports", "buckets", "shares"),
+    [
+        # survivors keep what they have done
+        ([report(0, done=(0, 3)), report(2, done=(2,))], (None,) * BUCKETS, {0: (4,), 2: (1, 5)}),
+        # a bucket that one of them has reduced is given to the others; the last still lacks the lost one's share
+        (
+            [report(0, reduced=(True, False, False)), report(2, reduced=(True, True, False))],
+            (0, 2, None),
+            {0: (0, 2, 4), 2: (1, 3, 5)},
+        ),
+        # nothing is done again when somebody has all
+        ([report(0, done=(0,)), report(2, done=(2,), reduced=ALL)], (2,) * BUCKETS, {0: (), 2: ()}),
+    ],
+)
+def test_the_lost_ones_share_of_a_step_is_done_by_survivors_where_nobody_has_reduced_it(
+    reports: list[Report], buckets: tuple[int | None, ...], shares: dict[int, tuple[int, ...]]
+) -> None:
     agreed = agree(reports, 6, BUCKETS)
-    assert agreed.buckets == (0, 2, None)
-    assert sum(map(len, agreed.shares.values())) == 6, "the last bucket still lacks the lost one's share"
-
-
-def test_nothing_is_done_again_when_somebody_has_all_buckets() -> None:
-    agreed = agree([report(0, done=(0,)), report(2, done=(2,), reduced=(True,) * BUCKETS)], 6, BUCKETS)
-    assert (agreed.buckets, agreed.shares) == ((2,) * BUCKETS, {0: (), 2: ()})
+    assert (agreed.step, agreed.takers, agreed.buckets, agreed.shares) == (4, (), buckets, shares)
 
 
 def test_who_has_only_the_optimizers_step_left_takes_part_in_the_next_one() -> None:
@@ -62,25 +67,15 @@ def test_replicas_that_cannot_both_be_right_stop_the_job() -> None:
         agree([report(0), report(1, step=5)], 4, BUCKETS)
 
 
-@dataclass(frozen=True)
-class Nearest:
-    seen: str
-    reports: list[Report]
-    giver: int
-    step: int
-    takers: tuple[int, ...] = field(default=())
-
-
 @pytest.mark.parametrize(
-    "case",
+    ("sources", "giver", "step"),
     [
-        Nearest("a peer", [report(0, 9, "disk"), report(1, 4)], giver=1, step=4, takers=(0,)),
-        Nearest("the newest", [report(0, 3, "memory"), report(1, 4, "disk")], giver=1, step=4, takers=(0,)),
-        Nearest("memory", [report(0, 4, "disk"), report(1, 4, "memory")], giver=1, step=4, takers=(0,)),
-        Nearest("the first", [report(0, 0, "nothing"), report(1, 0, "nothing")], giver=0, step=0, takers=(1,)),
+        ([(9, "disk"), (4, "live")], 1, 4),  # a peer
+        ([(3, "memory"), (4, "disk")], 1, 4),  # the newest
+        ([(4, "disk"), (4, "memory")], 1, 4),  # memory
+        ([(0, "nothing"), (0, "nothing")], 0, 0),  # the first
     ],
-    ids=lambda case: case.seen,
 )
-def test_state_comes_from_the_nearest_source(case: Nearest) -> None:
-    agreed = agree(case.reports, 4, BUCKETS)
-    assert (agreed.giver, agreed.step, agreed.takers) == (case.giver, case.step, case.takers)
+def test_state_comes_from_the_nearest_source(sources: list[tuple[int, Source]], giver: int, step: int) -> None:
+    agreed = agree([report(replica, *each) for replica, each in enumerate(sources)], 4, BUCKETS)
+    assert (agreed.giver, agreed.step, agreed.takers) == (giver, step, (1 - giver,))

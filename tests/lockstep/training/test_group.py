@@ -12,7 +12,7 @@ import torch
 
 from lockstep.errors import GroupBroken
 from lockstep.training.group import Group
-from tests.testbed.training.forking import fork_child
+from tests.testbed.training.meeting import fork_child
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow  # importing torch takes each worker 4 s

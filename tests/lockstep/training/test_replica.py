@@ -1,4 +1,4 @@
-"""A training loop of one replica: what it is given, what it is refused, and where it goes on after its death."""
+"""A training loop that forgets something is told what, and the programs of the manual run as they stand."""
 
 import contextlib
 import io
@@ -7,14 +7,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from lockstep.errors import BadInput, LockstepError
+from lockstep.errors import BadInput
 from lockstep.training.meeting import TrainingOptions
 from lockstep.training.replica import Replica
 from tests.conftest import REPO
@@ -24,68 +23,10 @@ from tests.waiting import LIMIT_S
 pytestmark = pytest.mark.slow  # importing torch takes each worker 4 s
 
 
-def made() -> tuple[nn.Linear, torch.optim.Optimizer]:
-    torch.manual_seed(1)
-    model = nn.Linear(3, 2)
-    return model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-
-
-def inputs(step: int, number: int) -> torch.Tensor:
-    return torch.randn(3, generator=torch.Generator().manual_seed(10 * step + number))
-
-
-def train(options: TrainingOptions, until: int) -> tuple[nn.Linear, list[tuple[int, float]]]:
-    model, optimizer = made()
-    losses = []
-    with Replica(options, model, optimizer) as replica:
-        for step in replica.steps(until):
-            for batch in step:
-                step.backward(model(inputs(batch.step, batch.number)).square().sum())
-            optimizer.step()
-            losses.append((step.number, step.loss))
-    return model, losses
-
-
-def plainly(steps: int) -> tuple[nn.Linear, list[float]]:
-    model, optimizer = made()
-    losses = []
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss = torch.stack([model(inputs(step, number)).square().sum() for number in range(MICRO_BATCHES)]).mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    return model, losses
-
-
-def test_one_replica_trains_as_plain_torch_does(options: TrainingOptions) -> None:
-    model, losses = train(options, 3)
-    expected, its = plainly(3)
-    assert [loss for _, loss in losses] == pytest.approx(its, rel=1e-6)
-    assert torch.allclose(model.weight, expected.weight, atol=1e-6)
-
-
-@pytest.mark.parametrize("place", ["memory", "disk"])
-def test_a_job_all_of_whose_processes_died_goes_on_from_a_snapshot(
-    options: TrainingOptions, place: str, tmp_path: Path
-) -> None:
-    kept = replace(options, memory_every=2, disk_every=2)
-    kept = replace(kept, memory=tmp_path / place) if place == "memory" else replace(kept, disk=tmp_path / place)
-    train(kept, 3)
-    model, losses = train(kept, 5)
-    assert [step for step, _ in losses] == [2, 3, 4]
-    assert torch.allclose(model.weight, plainly(5)[0].weight, atol=1e-6)
-
-
-def test_a_process_that_comes_when_the_job_is_done_is_told_so(options: TrainingOptions) -> None:
-    train(options, 2)
-    with pytest.raises(LockstepError, match="the job has done its 2 steps without replica 0"):
-        train(options, 2)
-
-
 @pytest.fixture
 def replica(options: TrainingOptions) -> Iterator[Replica]:
-    with Replica(options, *made()) as opened:
+    model = nn.Linear(3, 2)
+    with Replica(options, model, torch.optim.SGD(model.parameters(), 0.1)) as opened:
         yield opened
 
 

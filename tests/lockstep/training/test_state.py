@@ -55,6 +55,12 @@ def test_a_packed_state_goes_on_where_it_was_taken() -> None:
     assert torch.equal(model.weight, other.weight)
 
 
+def newest(snapshots: Snapshots) -> tuple[str, int]:
+    found = snapshots.newest()
+    assert found is not None
+    return found.source, found.step
+
+
 def test_the_newest_readable_snapshot_counts_and_memory_is_nearer_than_disk(tmp_path: Path) -> None:
     snapshots = Snapshots(tmp_path / "memory", tmp_path / "disk")
     assert snapshots.newest() is None
@@ -65,12 +71,8 @@ def test_the_newest_readable_snapshot_counts_and_memory_is_nearer_than_disk(tmp_
         snapshots.save("memory", step, state)
     assert sorted(file.name[-4:] for file in (tmp_path / "memory").iterdir()) == ["6.pt", "7.pt"]
     (tmp_path / "memory" / "step-000000000007.pt").write_bytes(b"torn")
-    found = snapshots.newest()
-    assert found is not None
-    assert (found.source, found.step) == ("memory", 6)
-    (tmp_path / "memory" / "step-000000000006.pt").unlink()
-    (tmp_path / "memory" / "step-000000000007.pt").unlink()
+    assert newest(snapshots) == ("memory", 6)
+    for file in (tmp_path / "memory").iterdir():
+        file.unlink()
     snapshots.save("memory", 4, state)
-    found = snapshots.newest()
-    assert found is not None
-    assert (found.source, found.step) == ("memory", 4)
+    assert newest(snapshots) == ("memory", 4)

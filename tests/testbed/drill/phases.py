@@ -13,8 +13,9 @@ from lockstep.errors import BadInput
 from lockstep.execution import Execution, Order
 from lockstep.state.decisions import find_execution, give_order, list_decisions
 from lockstep.state.incidents import open_incidents
-from tests.testbed.drill.site import Site, await_found, drill_site, find_loss_difference
+from tests.testbed.drill.site import Site, drill_site, find_loss_difference
 from tests.testbed.drill.timeline import Timeline, host_of, make_timeline, note_broken, note_mended, read_records
+from tests.testbed.services import await_found
 from tests.testbed.slurm_rank import faults_of
 
 Note = Callable[[str], None]
@@ -69,10 +70,7 @@ def doubt_verdict(site: Site, note: Note) -> None:
 
 
 FALSE_VERDICT, HOST_DIES = "false verdict", "host dies"
-PHASES: Mapping[str, Callable[[Site, Note], None]] = {
-    HOST_DIES: lose_host,
-    FALSE_VERDICT: doubt_verdict,
-}
+PHASES: Mapping[str, Callable[[Site, Note], None]] = {HOST_DIES: lose_host, FALSE_VERDICT: doubt_verdict}
 
 
 def _choose_node(site: Site) -> str:

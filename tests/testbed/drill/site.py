@@ -10,11 +10,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from lockstep.execution import Execution
 from lockstep.fabrics import FabricOptions, leaf_spine
@@ -26,7 +25,7 @@ from tests.testbed.fabric.plan import ShapeOptions
 from tests.testbed.faults.breaker import Undo, list_processes, stop
 from tests.testbed.ranks import build_ranks
 from tests.testbed.scenarios.head_node import HeadNode
-from tests.testbed.services import wait_until
+from tests.testbed.services import await_found, wait_until
 from tests.testbed.slurm import QUICK, LocalSlurm, local_slurm
 from tests.testbed.slurm_rank import NICS, rings_of, write_seat
 from tests.testbed.training.checkpointed import LoggedStep, read_lines, read_log
@@ -38,8 +37,6 @@ _NIC_GBPS = 0.1
 _STEPS = 4_000  # more than a drill lasts
 _WARM_UP_STEPS = 40  # of an attempt, before its rhythm is known
 _START_S = 15.0  # from the order to the first step, here
-
-Found = TypeVar("Found")
 
 
 @dataclass
@@ -65,7 +62,6 @@ class Site:
         return stop(list_processes(self.fabric, node))
 
     def stop_daemon(self, node: str) -> Undo:
-        """Stop a host's slurmd."""
         self.slurm.send_signal(node, signal.SIGSTOP)
         return lambda: self.slurm.send_signal(node, signal.SIGCONT)
 
@@ -99,8 +95,6 @@ class Site:
         return await_found(find, f"{node} is taken away")
 
     def await_returned(self, node: str) -> int:
-        """Return when the node was back in service."""
-
         def find() -> int | None:
             mine = [each for each in list_isolated(self.control) if each.node == node]
             is_back = mine and all(each.state == "returned" for each in mine)
@@ -120,7 +114,9 @@ def drill_site(folder: Path, nodes_per_hour: int) -> Iterator[Site]:
             local_slurm(folder / "slurm", nodes=[host.id for host in fabric.topology.hosts], extra=QUICK)
         )
         stack.callback(_let_go, folder, slurm)
-        head = stack.enter_context(_ActingHead(folder, fabric, _planner_settings(folder, slurm, nodes_per_hour)))
+        head = stack.enter_context(
+            HeadNode(folder / "state", fabric, _planner_settings(folder, slurm, nodes_per_hour))
+        )
         for node in slurm.nodes:
             write_seat(folder, node, fabric)
             rings_of(folder, node).mkdir(parents=True)
@@ -141,30 +137,6 @@ def find_loss_difference(folder: Path) -> float:
     subprocess.run([str(word) for word in command], check=True, capture_output=True)
     alone = read_log(folder / "alone.jsonl")
     return max(abs(line.loss / alone[line.step].loss - 1) for line in lines)
-
-
-def await_found(find: Callable[[], Found | None], what: str) -> Found:
-    """Return what is found as soon as it is there."""
-    found: list[Found] = []
-
-    def is_there() -> bool:
-        seen = find()
-        found.extend([seen] if seen else [])
-        return bool(found)
-
-    wait_until(is_there, what, LIMIT_S)
-    return found[0]
-
-
-class _ActingHead(HeadNode):
-    """A head node whose planner carries out what it decides."""
-
-    def __init__(self, folder: Path, fabric: Fabric, planner: Mapping[str, str]) -> None:
-        self._planner = planner
-        super().__init__(folder / "state", fabric)
-
-    def _own_settings(self) -> dict[str, str]:
-        return {**self._planner}
 
 
 def _build_fabric() -> Fabric:
@@ -195,7 +167,6 @@ def _planner_settings(folder: Path, slurm: LocalSlurm, nodes_per_hour: int) -> d
 
 
 def _submit(folder: Path, slurm: LocalSlurm) -> str:
-    """Submit the training job and return its number."""
     training = f"{sys.executable} -m tests.testbed.training.checkpointed --dir {folder}/checkpoints"
     options = f"--log {folder}/steps.jsonl --steps {_STEPS} --every 5 --timeout-s 600"
     script = folder / "train.sh"

@@ -94,7 +94,6 @@ class Phase:
         return self.decision.held_because if self.decision else None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the phase as people's programs read it."""
         return {
             "phase": self.name,
             "part": self.part,
@@ -130,7 +129,6 @@ class Timeline:
         return [*open_ones, *missing, *differs]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the timeline as people's programs read it."""
         job = {"steps": self.steps, "missing": self.missing, "loss_difference": self.loss_difference}
         return {"phases": [phase.as_json() for phase in self.phases], **job, "problems": self.problems}
 

@@ -12,6 +12,7 @@ from lockstep.topology import Topology
 from tests.testbed.fabric import ownership
 from tests.testbed.fabric.fabric import Fabric
 from tests.testbed.fabric.management import (
+    INTERFACE,
     Management,
     build_management,
     choose_subnet,
@@ -20,6 +21,7 @@ from tests.testbed.fabric.management import (
 )
 from tests.testbed.fabric.namespaces import Home
 from tests.testbed.fabric.plan import (
+    PREFIX_BITS,
     Cable,
     FabricPlan,
     Port,
@@ -40,7 +42,7 @@ _ALL_SETTINGS = {
     "ipv4/conf/default/rp_filter": 0,
 }
 _HOST_SETTINGS = {
-    "ipv4/tcp_no_metrics_save": 1,  # else a connection remembers how slow the path was before it was healed
+    "ipv4/tcp_no_metrics_save": 1  # else a connection remembers how slow the path was before it was healed
 }
 _SWITCH_SETTINGS = {
     "ipv4/ip_forward": 1,
@@ -142,7 +144,7 @@ def _lay(cable: Cable, homes: Mapping[str, Home], options: ShapeOptions) -> None
 
 def _set_up(route: Any, port: Port, cable: Cable, options: ShapeOptions) -> None:
     index = find_interface(route, port.name)
-    route.addr("add", index=index, address=port.address, prefixlen=port.prefix_bits)
+    route.addr("add", index=index, address=port.address, prefixlen=PREFIX_BITS)
     shape(route, index, cable.rate_mbps, options)
     if cable.link.up:
         route.link("set", index=index, state="up")
@@ -185,7 +187,7 @@ def describe(fabric: Fabric) -> Iterator[str]:
     """Yield name, addresses and rates of a fabric, and how to get into a host."""
     plan = fabric.plan
     yield f"{fabric.prefix}: {len(plan.hosts)} hosts, {len(plan.switches)} switches, {len(plan.cables)} links"
-    yield f"this machine is {fabric.head_address} on every host's {fabric.management.interface}"
+    yield f"this machine is {fabric.head_address} on every host's {INTERFACE}"
     for host in fabric.topology.hosts:
         nics = (f"{nic.id} {nic.address}" for nic in host.nics if nic.address)
         yield f"  {host.id}: {', '.join(nics)}"

@@ -14,8 +14,6 @@ _PERIOD_US = 100_000  # the kernel's own default, and that of container runtimes
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """Where groups for the CPU are made."""
-
     top: Path
     is_v2: bool
 
@@ -60,7 +58,6 @@ def move_into(name: str, pids: Iterable[int]) -> None:
 
 
 def list_groups() -> list[str]:
-    """Return the names of all groups at the top of the hierarchy."""
     hierarchy = find_hierarchy()
     return sorted(entry.name for entry in os.scandir(hierarchy.top) if entry.is_dir()) if hierarchy else []
 

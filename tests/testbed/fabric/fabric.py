@@ -6,8 +6,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from collector.kernel.netlink import NETLINK_ROUTE, NetlinkSocket, attributes_of, pack_attribute, to_number
 from lockstep.errors import BadInput, LockstepError
@@ -18,7 +17,6 @@ from tests.testbed.fabric.namespaces import Home
 from tests.testbed.fabric.plan import FabricPlan, Port, ShapeOptions
 from tests.testbed.fabric.sweeping import remove_fabric
 
-File = int | IO[bytes] | None
 _DEATH_S = 20.0  # a killed process is gone at once, unless a disk holds it
 _LOWER_UP = 0x1_0000  # linux/if.h: on, and with a carrier; the operational state says so up to a second later
 # linux/rtnetlink.h
@@ -60,7 +58,6 @@ def _count(link: Any, queue: tuple[int, int, float | None]) -> PortCounters:
 
 
 def _read_queue(qdisc: Any) -> tuple[int, int, float | None]:
-    """Return what a tbf dropped, what waits in it, and its rate."""
     queue = qdisc.get_attr("TCA_STATS2").get_attr("TCA_STATS_QUEUE")
     rate = qdisc.get_attr("TCA_OPTIONS").get_attr("TCA_TBF_PARMS")["rate"]
     return int(queue["drops"]), int(queue["backlog"]), rate * 8 / 1e6
@@ -142,7 +139,6 @@ class Fabric:
         return self.management.head
 
     def address_of(self, host: str, nic: str) -> str:
-        """Return the address of a NIC."""
         return self._port(host, nic).address
 
     def namespace_of(self, node: str) -> str:
@@ -150,19 +146,13 @@ class Fabric:
         return f"{self.prefix}-{node}"
 
     def run_in(
-        self,
-        host: str,
-        command: Sequence[str],
-        env: Mapping[str, str] | None = None,
-        *,
-        stdin: File = subprocess.DEVNULL,
-        stdout: File = None,
-        stderr: File = None,
-        cwd: Path | None = None,
+        self, host: str, command: Sequence[str], env: Mapping[str, str] | None = None, **files: Any
     ) -> "subprocess.Popen[bytes]":
-        """Start a process on a host; it sees that host's interfaces only, below /sys too, and ends with us."""
-        home = self._home(host)
-        process = home.start(command, env, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd)
+        """Start a process on a host; it sees that host's interfaces only, below /sys too, and ends with us.
+
+        `files` are Popen's stdin (empty unless given), stdout, stderr and cwd.
+        """
+        process = self._home(host).start(command, env, **{"stdin": subprocess.DEVNULL, **files})
         self._processes.append(process)
         return process
 

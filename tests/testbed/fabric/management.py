@@ -16,16 +16,9 @@ _BITS = 24  # a subnet of 250 hosts for each fabric
 
 @dataclass(frozen=True, slots=True)
 class Management:
-    """Names and addresses of the network of one fabric."""
-
     prefix: str
     subnet: str
     hosts: tuple[str, ...]
-
-    @property
-    def interface(self) -> str:
-        """What the network is called on a host."""
-        return INTERFACE
 
     @property
     def bridge(self) -> str:
@@ -33,14 +26,12 @@ class Management:
 
     @property
     def head(self) -> str:
-        """The address of this machine, where gateways listen."""
         return str(IPv4Network(self.subnet)[1])
 
     def address_of(self, host: str) -> str:
         return str(IPv4Network(self.subnet)[2 + self.hosts.index(host)])
 
     def port_of(self, host: str) -> str:
-        """Return the interface on this machine to which a host is cabled."""
         return f"{self.prefix}-{self.hosts.index(host)}"
 
 
@@ -58,13 +49,11 @@ def choose_subnet(taken: Iterable[IPv4Address]) -> str:
 
 
 def list_addresses(root: Home) -> list[IPv4Address]:
-    """Return the addresses of this machine."""
     found = root.change(lambda route: list(route.get_addr(family=2)))
     return [IPv4Address(each.get_attr("IFA_ADDRESS")) for each in found]
 
 
 def set_state(home: Home, interface: str, state: str) -> None:
-    """Switch an interface of a namespace up or down."""
     home.change(lambda route: route.link("set", index=find_interface(route, interface), state=state))
 
 

@@ -29,12 +29,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def unshare(what: int) -> None:
-    """Give this thread a namespace of its own."""
     _check(_libc.unshare(what), "no namespace of our own")
 
 
 def enter_network(namespace_fd: int) -> None:
-    """Move this thread into a network namespace."""
     _check(_libc.setns(namespace_fd, CLONE_NEWNET), "the network namespace cannot be entered")
 
 
@@ -110,7 +108,6 @@ class Home:
 
 
 def list_names() -> list[str]:
-    """Return the names of all network namespaces of this machine."""
     return sorted(os.listdir(FOLDER)) if FOLDER.is_dir() else []
 
 

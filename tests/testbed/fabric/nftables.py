@@ -41,12 +41,10 @@ def add_rule(home: Home, table: str, interface: str, hook: int, expressions: Seq
 
 
 def remove_rule(home: Home, table: str) -> None:
-    """Remove a table with its rule."""
     home.run(lambda: _commit([(_DELETE_TABLE, 0, _name(table))]))
 
 
 def expression(name: bytes, *attributes: bytes) -> bytes:
-    """Return one expression of a rule."""
     return nest(1, pack_attribute(1, name + b"\0"), nest(2, *attributes))
 
 
@@ -56,7 +54,6 @@ def number(kind: int, value: int) -> bytes:
 
 
 def nest(kind: int, *attributes: bytes) -> bytes:
-    """Return attributes inside one attribute."""
     return pack_attribute(kind | _NESTED, b"".join(attributes))
 
 

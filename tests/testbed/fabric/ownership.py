@@ -25,8 +25,6 @@ _MOST_FABRICS = 10  # of one process: the number has one digit, because interfac
 
 
 class Note(Frozen):
-    """What is known about a fabric outside the process that built it."""
-
     owner: int
     owner_start: int  # in clock ticks since boot: process ids are used again
     is_kept: bool
@@ -46,7 +44,6 @@ def prefix_of(name: str) -> str | None:
 
 
 def owner_of(prefix: str) -> int:
-    """Return the process id in a prefix."""
     match = _PREFIX.fullmatch(prefix)
     assert match, f"{prefix} is not a prefix of ours"
     return int(match[2])
@@ -69,7 +66,6 @@ def start_of(pid: int) -> int | None:
 
 
 def choose_prefix() -> str:
-    """Return a prefix that this process does not use yet."""
     for number in range(_MOST_FABRICS):
         prefix = f"lk{os.getpid()}-{number}"
         if not (FOLDER / f"{prefix}.json").exists():
@@ -97,7 +93,6 @@ def remove_note(prefix: str) -> None:
 
 
 def list_notes() -> list[str]:
-    """Return the prefixes of all fabrics about which something is written."""
     found = os.listdir(FOLDER) if FOLDER.is_dir() else []
     return sorted(prefix for name in found if (prefix := prefix_of(name)))
 

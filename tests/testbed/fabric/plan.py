@@ -18,7 +18,7 @@ from lockstep.topology import Link, Node, Topology, count_hops, join_nodes, spli
 
 _MOST_LEAVES, _MOST_NICS, _MOST_HOSTS = 199, 256, 250
 _TRUNKS = IPv4Address("10.200.0.0")
-_PREFIX_BITS = 30
+PREFIX_BITS = 30  # of a cable: four addresses
 _IFNAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}")  # 15 characters at most, linux/if.h
 _RESERVED = frozenset({"lo", "mgmt"})
 MOST_MBPS = 1500.0  # all NICs together; two cores saturate at some 2,200, each byte being shaped four times
@@ -64,7 +64,6 @@ class Port:
     node: str
     name: str
     address: str
-    prefix_bits: int = _PREFIX_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,6 @@ class FabricPlan:
         return {(end.node, end.name): (cable, end) for cable in self.cables for end in cable.ends}
 
     def cables_of(self, node: str) -> tuple[tuple[Cable, Port], ...]:
-        """Return the cables of a node, each with the end that is there."""
         return tuple((cable, end) for cable in self.cables for end in cable.ends if end.node == node)
 
 
@@ -235,7 +233,6 @@ class SourceRule:
 
 
 def plan_routes(plan: FabricPlan) -> list[Route]:
-    """Return the routes of all nodes. Cost: O(leaves x links)."""
     neighbours = _find_neighbours(plan)
     graph = join_nodes(((near, far.node) for near in neighbours for _, far in neighbours[near]), plan.switches)
     hops = {leaf: count_hops(graph, leaf) for leaf in plan.prefixes}

@@ -53,7 +53,6 @@ def remove_fabric(prefix: str, root: Home) -> None:
 
 
 def processes_in(namespaces: set[int]) -> Iterator[int]:
-    """Yield the processes that live in network namespaces."""
     for entry in os.listdir("/proc"):
         if entry.isdecimal() and _namespace_of(int(entry)) in namespaces:
             yield int(entry)

@@ -45,14 +45,12 @@ def kill(pids: Sequence[int]) -> Undo:
 
 
 def kill_host(fabric: Fabric, host: str) -> Undo:
-    """Kill every process on a host."""
     inode = identify(fabric.namespace_of(host))
     kill_all_in({inode} if inode else set())
     return lambda: None
 
 
 def list_processes(fabric: Fabric, host: str) -> list[int]:
-    """Return the processes on a host."""
     inode = identify(fabric.namespace_of(host))
     return sorted(processes_in({inode})) if inode else []
 
@@ -120,7 +118,6 @@ class Breaker:
 
     @property
     def broken(self) -> tuple[Fault, ...]:
-        """What is broken now."""
         return tuple(failure.fault for failure in self._failures.values())
 
     def apply(self, fault: Fault) -> None:

@@ -88,7 +88,6 @@ def down_end(cable: Cable, plan: FabricPlan) -> Port:
 
 
 def silent_hosts(failures: Iterable[Failure]) -> set[str]:
-    """Return the hosts whose telemetry does not get through."""
     return {failure.fault.name for failure in failures if failure.fault.effect in ("silent", "gone")}
 
 
@@ -172,7 +171,6 @@ def lose(home: Home, interface: str, share: float) -> None:
 
 
 def stop_losing(home: Home, interface: str) -> None:
-    """Let everything through again."""
     remove_rule(home, _table(interface))
 
 

@@ -113,8 +113,6 @@ def run_cuts(
 
 
 class _Cut:
-    """One cut of one link."""
-
     def __init__(
         self, bench: PathBench, planner: Planner, link: str, single_mbps: float, options: CutOptions
     ) -> None:

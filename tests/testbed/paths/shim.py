@@ -1,12 +1,10 @@
 """The preload library that gives connections their planned source ports: built here, and put into an environment."""
 
 import os
-import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.errors import LockstepError, NotPresent
+from tests.testbed.making import make
 
 SOURCES = Path(__file__).resolve().parents[3] / "path_shim"
 LIBRARY = "liblockstep-paths.so"
@@ -16,15 +14,9 @@ AGENT = "@lockstep-paths"  # abstract: every network namespace, and so every hos
 
 def build(folder: Path, *programs: str) -> Path:
     """Build the library, and programs of its tests, in a folder; NotPresent without what that needs."""
-    missing = [tool for tool in ("make", "cc") if shutil.which(tool) is None]
-    if missing or not (SOURCES / "Makefile").is_file():
-        needed = " and ".join(missing) or "path_shim, which only a checkout has"
-        raise NotPresent(f"the path shim cannot be built here without {needed}")
     targets = [str(folder / name) for name in (LIBRARY, *programs)]
-    command = ["make", "--silent", "-C", str(SOURCES), f"BUILD={folder}", *targets]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise LockstepError(f"the path shim cannot be built: {done.stderr.strip()[-2000:]}")
+    brought_by = "path_shim, which only a checkout has"
+    make("the path shim", SOURCES, folder, *targets, needs=SOURCES / "Makefile", brought_by=brought_by)
     return folder / LIBRARY
 
 

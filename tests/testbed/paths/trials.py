@@ -3,7 +3,7 @@
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -148,9 +148,8 @@ class PathBench:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with ExitStack() as stack:
-            stack.callback(self.prober.close)
-            self.traffic.__exit__()
+        self.traffic.__exit__()
+        self.prober.close()
 
     def plan(self, paths: FlowLinks) -> None:
         """Find ports for these flows and tell the shim; what others were told stays."""

@@ -2,9 +2,10 @@
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Self
 
 import httpx
 from pydantic import ValidationError
@@ -24,7 +25,8 @@ _SOURCES = ("nccl_rings", "connections", "links", "processes")
 class HeadNode:
     """`lockstep up` where every host's collector reaches it; people reach it from this machine."""
 
-    def __init__(self, directory: Path, fabric: Fabric) -> None:
+    def __init__(self, directory: Path, fabric: Fabric, own: Mapping[str, str] = MappingProxyType({})) -> None:
+        """`own` are settings beside those that every head of a testbed has."""
         self._directory, self._fabric = directory, fabric
         self.url = f"http://{fabric.head_address}:{free_port()}"
         self._topology = directory / "topology.json"
@@ -35,11 +37,9 @@ class HeadNode:
             "LOCKSTEP_ANALYZER_TOPOLOGY": str(self._topology),
             "LOCKSTEP_LOG_LEVEL": "warning",
         }
-        self._service = Service(
-            ("up",), settings | self._own_settings(), f"{self.url}/healthz", directory / "head.log"
-        )
+        self._service = Service(("up",), {**settings, **own}, f"{self.url}/healthz", directory / "head.log")
 
-    def __enter__(self) -> "HeadNode":
+    def __enter__(self) -> Self:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._topology.write_text(dump_topology(self._fabric.topology), encoding="utf-8")
         self._service.__enter__()
@@ -49,7 +49,6 @@ class HeadNode:
         self._service.__exit__()
 
     def start_collector(self, host: str, rings: Path) -> "subprocess.Popen[bytes]":
-        """Start the collector of a host, in its namespace."""
         folder = self._directory / host
         folder.mkdir()
         with self.open_control() as control:
@@ -72,14 +71,10 @@ class HeadNode:
         return open_control(f"sqlite:///{self._directory / 'head' / 'control.db'}")
 
     def incidents(self) -> Sequence[dict[str, Any]]:  # Any: JSON
-        """Return all incidents that were opened so far."""
         answer = httpx.get(f"{self.url}/api/v1/incidents", timeout=10, trust_env=False)
         answer.raise_for_status()
         found: Sequence[dict[str, Any]] = answer.json()["items"]
         return found
-
-    def _own_settings(self) -> dict[str, str]:
-        return {}
 
     def _collector_settings(self, host: str) -> dict[str, str]:
         return {}
@@ -89,15 +84,10 @@ class PlanningHead(HeadNode):
     """`lockstep up` with planned paths; collectors follow the plan, answer the shim, and probe where told to."""
 
     def __init__(self, directory: Path, fabric: Fabric, *, probes: bool = True) -> None:
-        super().__init__(directory, fabric)
+        super().__init__(directory, fabric, {"LOCKSTEP_PLANNER_PATHS": "true"})
         self._probes = probes
 
-    def __enter__(self) -> "PlanningHead":
-        super().__enter__()
-        return self
-
     def plan_of(self, host: str) -> Path:
-        """Return the file in which the shim of a host finds its plan."""
         return self._directory / host / "paths" / "plan"
 
     def reports_of(self, host: str) -> Path:
@@ -110,9 +100,6 @@ class PlanningHead(HeadNode):
             return HostPaths.model_validate_json(self.plan_of(host).with_name("plan.json").read_bytes())
         except (FileNotFoundError, ValidationError):  # none yet, or just being written
             return None
-
-    def _own_settings(self) -> dict[str, str]:
-        return {"LOCKSTEP_PLANNER_PATHS": "true"}
 
     def _collector_settings(self, host: str) -> dict[str, str]:
         return {

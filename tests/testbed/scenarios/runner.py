@@ -40,7 +40,6 @@ class ReportedVerdict:
     confidence: float
 
     def is_right(self, wanted: Expectation) -> bool:
-        """Return whether it names what is expected, whenever that is."""
         return _names(self.fault_class, self.component, wanted)
 
 
@@ -104,14 +103,12 @@ class Outcome:
 
     @property
     def missed(self) -> list[Expectation]:
-        """Verdicts that are right and were not given in time."""
         return [
             wanted for wanted in self.scenario.expect if not any(self._is_right(i, wanted) for i in self.incidents)
         ]
 
     @property
     def wrong(self) -> list[dict[str, Any]]:
-        """Incidents that no expectation calls right."""
         return [i for i in self.incidents if not any(self._is_right(i, wanted) for wanted in self.scenario.expect)]
 
     @property
@@ -146,31 +143,27 @@ _LEAST_BYTES = 4096
 def find_obstacles(scenario: Scenario) -> list[str]:
     """Return why the testbed cannot tell a scenario, a sentence each; nothing when it can."""
     _, cp, _, _, ep = scenario.layout
+    cluster, clocks = scenario.cluster, scenario.clocks
     doings = (*scenario.job.steps, *scenario.job.second_step)
-    obstacles = [
-        *(
-            [f"it has {scenario.ranks} ranks, and two cores carry {MOST_RANKS}"]
-            if scenario.ranks > MOST_RANKS
-            else []
+    obstacles = {
+        f"it has {scenario.ranks} ranks, and two cores carry {MOST_RANKS}": scenario.ranks > MOST_RANKS,
+        "there is no RDMA here, only sockets": cluster.transport != "socket",
+        "ranks of the testbed know no context or expert parallelism": cp > 1 or ep > 1,
+        "ranks of the testbed play no pipelines and no all-to-all": any(
+            doing.do in ("pipeline", "AllToAll") for doing in doings
         ),
-        *(["there is no RDMA here, only sockets"] if scenario.cluster.transport != "socket" else []),
-        *(["ranks of the testbed know no context or expert parallelism"] if cp > 1 or ep > 1 else []),
-        *(["ranks of the testbed play no pipelines and no all-to-all"] if _is_too_much(doings) else []),
-        *(["a path plan is not enforced here"] if scenario.cluster.fabric == "dual_plane" else []),
-        *(["hosts of the testbed share one clock"] if scenario.clocks.skew_ms or scenario.clocks.drift_ppm else []),
-        *(["batches come as they come"] if scenario.telemetry.late_s else []),
-    ]
-    return [*obstacles, *(reason for fault in scenario.timeline if (reason := _why_not_fault(fault)))]
+        "a path plan is not enforced here": cluster.fabric == "dual_plane",
+        "hosts of the testbed share one clock": clocks.skew_ms or clocks.drift_ppm,
+        "batches come as they come": scenario.telemetry.late_s,
+    }
+    reasons = [reason for fault in scenario.timeline if (reason := _why_not_fault(fault))]
+    return [obstacle for obstacle, is_there in obstacles.items() if is_there] + reasons
 
 
 def check_playable(scenario: Scenario) -> None:
     """Raise NotPresent with all that keeps the testbed from telling a scenario."""
     if obstacles := find_obstacles(scenario):
         raise NotPresent(f"the testbed cannot tell {scenario.name}: {'; '.join(dict.fromkeys(obstacles))}")
-
-
-def _is_too_much(doings: Sequence[Doing]) -> bool:
-    return any(doing.do in ("pipeline", "AllToAll") for doing in doings)
 
 
 def _why_not_fault(fault: Fault) -> str | None:
@@ -266,8 +259,6 @@ def lines_for(fault: Fault, step: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Stage:
-    """Everything that runs while a scenario is told."""
-
     fabric: Fabric
     head: HeadNode
     job: Job

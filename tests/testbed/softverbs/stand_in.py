@@ -5,18 +5,16 @@ queue pairs talk RoCE v2 packets over UDP sockets. It keeps what a kernel would 
 """
 
 import os
-import shutil
 import socket
 import struct
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.errors import LockstepError, NotPresent
 from tests.testbed.fabric.namespaces import Home
+from tests.testbed.making import make
 
 SOURCES = Path(__file__).resolve().parent
 HEADER = Path("/usr/include/infiniband/verbs.h")
@@ -27,21 +25,12 @@ _RCVBUFFORCE = 33  # asm-generic/socket.h; Python has no name for it
 
 def build_stand_in(folder: Path) -> "StandIn":
     """Build the library and our verbs program `exchange` in a folder; NotPresent without what that needs."""
-    missing = [tool for tool in ("make", "cc") if shutil.which(tool) is None]
-    missing += [] if HEADER.is_file() else ["libibverbs-dev"]
-    if missing:
-        raise NotPresent(f"the verbs stand-in cannot be built here without {' and '.join(missing)}")
-    command = ["make", "--silent", "-C", str(SOURCES), f"BUILD={folder}", "all"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise LockstepError(f"the verbs stand-in cannot be built: {done.stderr.strip()[-2000:]}")
+    make("the verbs stand-in", SOURCES, folder, "all", needs=HEADER, brought_by="libibverbs-dev")
     return StandIn(folder)
 
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """Where it was built."""
-
     folder: Path
 
     @property

@@ -26,11 +26,10 @@ from pydantic import Field
 
 from lockstep.errors import BadInput, LockstepError
 from lockstep.verdict import Frozen
-from tests.testbed.training.forking import fork_child
-from tests.testbed.training.meeting import Seat, files_at, find_seat, meet, part
+from tests.testbed.training.meeting import Seat, files_at, find_seat, meet, part, run_ranks_of
 
 if TYPE_CHECKING:  # torch is heavy, and who only asks for the newest checkpoint does not need it
-    from tests.testbed.training.sharded import Sharded
+    from tests.testbed.training.model import Sharded
 
 RESUME_FROM = "LOCKSTEP_RESUME_FROM"
 _PACE_STEPS = 3  # of the process beside us: the operations of one of ours
@@ -49,7 +48,6 @@ def find_checkpoint(folder: Path, env: Mapping[str, str]) -> Path | None:
 
 
 def find_newest(folder: Path) -> Path | None:
-    """Return the complete checkpoint of the highest step."""
     named = ((_NAME.fullmatch(path.name), path) for path in folder.glob("step-*") if _is_complete(path))
     complete = [(int(name[1]), path) for name, path in named if name]
     return max(complete)[1] if complete else None
@@ -105,20 +103,16 @@ class LoggedStep(Frozen):
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """What the job does."""
-
     folder: Path  # of its checkpoints
     steps: int  # in all, those before the checkpoint included
-    step_s: float = 0.0  # shortest time of a step
     every: int = 5  # steps from checkpoint to checkpoint
-    log: Path | None = None
-    paced_by: Path | None = None  # what the process beside the first rank writes of its steps
+    log: Path | None = None  # gets a line of JSON for each step
+    paced_by: Path | None = None  # what the process beside the first rank writes; `_PACE_STEPS` of its steps are one
     layout: tuple[int, int] | None = None  # replicas and tensor-parallel ranks; None: replicas only
     timeout_s: float = 60.0  # of meeting, and of every collective
 
 
 def read_lines(log: Path) -> list[LoggedStep]:
-    """Return all lines, in the order of time."""
     lines = log.read_text().splitlines() if log.exists() else []
     return [LoggedStep.model_validate_json(line) for line in lines if line.endswith("}")]
 
@@ -140,7 +134,7 @@ def run_rank(seat: Seat, options: JobOptions) -> None:
     """Be a rank from the newest checkpoint to the last step."""
     import torch
 
-    from tests.testbed.training.sharded import build_sharded
+    from tests.testbed.training.model import build_sharded
 
     replicas, tensor_parallel = options.layout or (seat.ranks, 1)
     if replicas * tensor_parallel != seat.ranks:
@@ -159,37 +153,23 @@ def run_ranks(ranks: int, options: JobOptions) -> None:
     from torch import _dynamo  # noqa: F401
     from torch.distributed.checkpoint import state_dict  # noqa: F401
 
-    import tests.testbed.training.sharded  # noqa: F401
+    import tests.testbed.training.model  # noqa: F401
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     with tempfile.TemporaryDirectory() as folder:
         seats = [Seat(rank, ranks, files_at(Path(folder, "meeting"))) for rank in range(ranks)]
-        pids = {fork_child(partial(run_rank, seat, options)): seat.rank for seat in seats}
-        ended = dict(os.wait() for _ in pids)
-    failed = {pids[pid]: os.waitstatus_to_exitcode(status) for pid, status in ended.items() if status}
-    if failed:
-        names = ", ".join(f"{rank} with {code}" for rank, code in sorted(failed.items()))
-        raise LockstepError(f"ranks of the training job have failed: {names}")
+        run_ranks_of("training", [partial(run_rank, seat, options) for seat in seats])
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Be one rank, or all of them."""
-    given = _parser().parse_args(arguments)
     try:
-        options = JobOptions(
-            folder=given.dir,
-            steps=given.steps,
-            step_s=given.step_s,
-            every=given.every,
-            log=given.log,
-            paced_by=given.paced_by,
-            layout=parse_layout(given.layout) if given.layout else None,
-            timeout_s=given.timeout_s,
-        )
-        if given.ranks:
-            run_ranks(given.ranks, options)
+        given = vars(_parser().parse_args(arguments))
+        ranks, rendezvous = given.pop("ranks", None), given.pop("rendezvous", None)
+        options = JobOptions(**given)
+        if ranks:
+            run_ranks(ranks, options)
         else:
-            run_rank(find_seat(os.environ, given.rendezvous), options)
+            run_rank(find_seat(os.environ, rendezvous), options)
     except LockstepError as error:
         raise SystemExit(str(error)) from None
 
@@ -198,16 +178,14 @@ def _train(sharded: "Sharded", resumed_from: int, options: JobOptions) -> None:
     """Do the steps that are left, each with its line and some with a checkpoint."""
     from torch import distributed
 
-    from tests.testbed.training.sharded import train_step
+    from tests.testbed.training.model import train_step
 
     replicas, tensor_parallel = sharded.mesh.shape
     beside = 0  # steps of the process beside us
     for step in range(resumed_from + 1, options.steps + 1):
-        begin = time.monotonic()
         if distributed.get_rank() == 0 and options.paced_by:
             beside = _await_steps(options.paced_by, beside + _PACE_STEPS)
         loss = train_step(sharded, step)
-        time.sleep(max(0.0, options.step_s - (time.monotonic() - begin)))
         if distributed.get_rank() == 0 and options.log:
             line = LoggedStep(
                 step=step,
@@ -231,19 +209,18 @@ def _await_steps(paced_by: Path, steps: int) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tests.testbed.training.checkpointed")
-    parser.add_argument("--dir", type=Path, required=True, help="folder of the checkpoints")
-    parser.add_argument("--steps", type=int, required=True, help="in all, those before the checkpoint included")
-    parser.add_argument("--step-s", type=float, default=0.0, help="shortest time of a step")
-    parser.add_argument("--every", type=int, default=5, help="steps from checkpoint to checkpoint")
-    parser.add_argument("--layout", help="replicas x tensor-parallel ranks, such as 2x2")
-    parser.add_argument("--log", type=Path, help="file that gets a line of JSON for each step")
-    parser.add_argument(
-        "--paced-by", type=Path, help=f"what a worker writes; {_PACE_STEPS} of its steps are one here"
-    )
+    """Return what understands the fields of JobOptions, and where the ranks are."""
+    program = "python -m tests.testbed.training.checkpointed"
+    parser = argparse.ArgumentParser(prog=program, argument_default=argparse.SUPPRESS)
+    parser.add_argument("--dir", dest="folder", type=Path, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--every", type=int)
+    parser.add_argument("--layout", type=parse_layout, help="such as 2x2")
+    parser.add_argument("--log", type=Path)
+    parser.add_argument("--paced-by", type=Path)
+    parser.add_argument("--timeout-s", type=float)
     parser.add_argument("--rendezvous", type=Path, help="folder that all ranks see, in which they meet")
     parser.add_argument("--ranks", type=int, help="fork so many ranks here")
-    parser.add_argument("--timeout-s", type=float, default=60.0, help="of meeting, and of every collective")
     return parser
 
 

@@ -22,7 +22,7 @@ from lockstep.verdict import Frozen
 from planner.controllers.in_job import InJobController, InJobOptions
 from planner.controllers.protocol import Shrink
 from tests.planner.fake_controller import make_world
-from tests.testbed.training.forking import fork_child
+from tests.testbed.training.meeting import fork_child
 from tests.waiting import eventually
 
 BEAT_S = 0.05
@@ -47,8 +47,6 @@ class Fault(Frozen):
 
 
 class TrainingJob(Frozen):
-    """A job, and what is done to it."""
-
     folder: Path
     replicas: int = 3
     stages: int = 1
@@ -68,7 +66,6 @@ class TrainingJob(Frozen):
         return [(replica, stage) for replica in range(self.replicas) for stage in range(self.stages)]
 
     def node(self, place: Place) -> str:
-        """Return the name of the host on which a process believes itself."""
         return f"h{self.places.index(place)}"
 
 
@@ -129,10 +126,10 @@ def run_here(job: TrainingJob) -> None:
 
 
 def _start(job: TrainingJob, place: Place, faults: Sequence[Fault]) -> int:
-    from tests.testbed.training import pipeline_program, replica_program
+    from tests.testbed.training.programs import live_as_replica, live_in_pipeline
 
-    program = pipeline_program if job.stages > 1 else replica_program
-    return fork_child(lambda: program.live(job, place, faults))
+    live = live_in_pipeline if job.stages > 1 else live_as_replica
+    return fork_child(lambda: live(job, place, faults))
 
 
 def _follow(job: TrainingJob, fault: Fault, pids: dict[Place, int]) -> None:

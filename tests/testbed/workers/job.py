@@ -36,7 +36,6 @@ class Loopback:
         return self._addresses.setdefault((host, nic), number)
 
     def run_in(self, host: str, command: Sequence[str], env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-        """Start a process as if on that host."""
         return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL)
 
 
@@ -82,26 +81,22 @@ class RankProcess:
 
     @property
     def lines(self) -> list[str]:
-        """What it has said so far."""
         with suppress(FileNotFoundError):  # it has just begun
             return (self.folder / f"rank{self.rank}.out").read_text().splitlines()
         return []
 
     @property
     def complaints(self) -> str:
-        """What it has complained of."""
         with suppress(FileNotFoundError):
             return (self.folder / f"rank{self.rank}.err").read_text().strip()
         return ""
 
     @property
     def steps(self) -> list[StepTime]:
-        """The steps it has done."""
         return [StepTime(*map(int, line.split()[1:])) for line in self.lines if line.startswith("step ")]
 
     @property
     def sockets(self) -> list[SendingSocket]:
-        """The connections by which it sends."""
         return [_read_socket(line.split()) for line in self.lines if line.startswith("connection ")]
 
     def command(self, line: str) -> None:
@@ -109,17 +104,15 @@ class RankProcess:
         os.write(self.control, f"{line}\n".encode())
 
     def wait_for(self, word: str, limit_s: float = _LIMIT_S) -> None:
-        """Return when it has said this line; LockstepError when it has ended instead."""
-        wait_until(lambda: word in self._lines_of_living(), f"rank {self.rank} says {word!r}", limit_s)
-
-    def wait_for_step(self, step: int, limit_s: float = _LIMIT_S) -> None:
-        """Return when it has done this step."""
-        mark = f"step {step} "
+        """Return when a line of it begins with this; LockstepError when it has ended instead."""
         wait_until(
-            lambda: any(line.startswith(mark) for line in self._lines_of_living()),
-            f"rank {self.rank} has done step {step}",
+            lambda: any(f"{line} ".startswith(f"{word} ") for line in self._lines_of_living()),
+            f"rank {self.rank} says {word!r}",
             limit_s,
         )
+
+    def wait_for_step(self, step: int, limit_s: float = _LIMIT_S) -> None:
+        self.wait_for(f"step {step}", limit_s)
 
     def _lines_of_living(self) -> list[str]:
         is_over, lines = self.process.poll() is not None, self.lines
@@ -145,7 +138,6 @@ class Job:
         self._end_lines()
 
     def command(self, line: str) -> None:
-        """Tell every rank the same."""
         for rank in self.ranks:
             rank.command(line)
 
@@ -155,17 +147,13 @@ class Job:
             rank.wait_for(word, limit_s)
 
     def wait_for_step(self, step: int, limit_s: float = _LIMIT_S) -> None:
-        """Return when every rank has done this step."""
-        for rank in self.ranks:
-            rank.wait_for_step(step, limit_s)
+        self.wait_for(f"step {step}", limit_s)
 
     def leave(self, limit_s: float = _END_S) -> list[int]:
-        """Have all ranks leave in order; return their exit codes."""
         self._end_lines()
         return self.wait_until_over(limit_s)
 
     def wait_until_over(self, limit_s: float = _END_S) -> list[int]:
-        """Return the exit codes when all ranks have ended by themselves."""
         return [rank.process.wait(limit_s) for rank in self.ranks]
 
     def _end_lines(self) -> None:
@@ -204,7 +192,6 @@ def start_job(
 
 
 def rings_of(folder: Path, host: str) -> Path:
-    """Return where the ranks of a host record."""
     return folder / "rings" / host
 
 

@@ -118,7 +118,6 @@ class JobPlan:
 
 
 def write_job(plan: JobPlan, rank: int, addresses: Sequence[str]) -> str:
-    """Return the job file of a rank; `addresses` are those of its host's NICs, in the order of the plan."""
     kinds = plan.kinds
     indices = {kind: index for index, kind in enumerate(kinds)}
     lines = [

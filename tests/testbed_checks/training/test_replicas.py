@@ -8,7 +8,7 @@ import torch
 
 from lockstep.in_job import Effect, Generation, JobFolder
 from tests.testbed.training.jobs import Fault, TrainingJob, TrainingRun, run_jobs
-from tests.testbed.training.replica_program import loss_of, make_model
+from tests.testbed.training.programs import loss_of_gpt, make_gpt
 from tests.tiers import long_except
 from tests.waiting import LIMIT_S
 
@@ -54,11 +54,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
 @pytest.fixture(scope="module")
 def plain() -> tuple[list[float], dict[str, torch.Tensor]]:
     job = TrainingJob(folder=Path())
-    model, optimizer = make_model()
+    model, optimizer = make_gpt()
     losses = []
     for step in range(job.steps):
         optimizer.zero_grad()
-        loss = torch.stack([loss_of(model, step, number) for number in range(job.micro_batches)]).mean()
+        loss = torch.stack([loss_of_gpt(model, step, number) for number in range(job.micro_batches)]).mean()
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
