@@ -59,7 +59,7 @@ SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 MpiDefault=none
 ReturnToService=2
-KillWait=2
+KillWait={kill_wait_s}
 {extra}
 {nodes}
 PartitionName={partition} Nodes=ALL Default=YES MaxTime=INFINITE State=UP
@@ -168,7 +168,7 @@ class LocalSlurm:
 
 @contextmanager
 def local_slurm(
-    directory: Path, nodes: int | Sequence[str] = 4, extra: str = "", rest: bool = False
+    directory: Path, nodes: int | Sequence[str] = 4, extra: str = "", rest: bool = False, kill_wait_s: int = 2
 ) -> Iterator[LocalSlurm]:
     """Start a Slurm in a directory of its own, and end it; NotPresent where it is not installed.
 
@@ -181,7 +181,7 @@ def local_slurm(
         # Straight below /tmp: munged insists that every user can reach its socket, whose path has at most 107 bytes.
         door = Path(stack.enter_context(TemporaryDirectory(prefix="lockstep-slurm-", dir="/tmp")))
         slurm = LocalSlurm(directory.resolve(), door, names)
-        _write_home(slurm, extra + (_write_token_key(directory) if rest else ""))
+        _write_home(slurm, extra + (_write_token_key(directory) if rest else ""), kill_wait_s)
         stack.callback(slurm.stop_all)
         _start_munge(slurm)
         slurm.start_controller()
@@ -203,7 +203,7 @@ def check_installed(rest: bool = False) -> None:
         raise NotPresent(f"a local Slurm needs {', '.join(missing)}: install the packages {packages}")
 
 
-def _write_home(slurm: LocalSlurm, extra: str) -> None:
+def _write_home(slurm: LocalSlurm, extra: str, kill_wait_s: int) -> None:
     home = slurm.home
     for directory in (home / "state", *(home / "spool" / node for node in slurm.nodes)):
         directory.mkdir(parents=True, exist_ok=True)
@@ -217,6 +217,7 @@ def _write_home(slurm: LocalSlurm, extra: str) -> None:
         user=getpass.getuser(),
         controller_port=free_port(),
         cred_expire_s=_CRED_EXPIRE_S,
+        kill_wait_s=kill_wait_s,
         partition=_PARTITION,
         extra=extra,
         nodes=f"NodeName={','.join(slurm.nodes)} NodeAddr=127.0.0.1 NodeHostname={host} Port=[{ports}] CPUs=1",
