@@ -52,10 +52,10 @@ def test_figures_are_medians_with_floor_and_goal_as_multiples_of_the_limit(monke
 
 
 def test_machine_that_cannot_build_is_told_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.testbed.ranks.shutil.which", lambda tool: None)
+    monkeypatch.setattr("tests.testbed.making.shutil.which", lambda tool: None)
     with pytest.raises(NotPresent, match="without make and cc"):
         ranks.build_ranks(tmp_path)
-    monkeypatch.setattr("tests.testbed.ranks.shutil.which", lambda tool: f"/bin/{tool}")
+    monkeypatch.setattr("tests.testbed.making.shutil.which", lambda tool: f"/bin/{tool}")
     monkeypatch.setattr(ranks, "PLUGIN_SOURCES", tmp_path)
     with pytest.raises(NotPresent, match="only a checkout has"):
         ranks.build_ranks(tmp_path)
