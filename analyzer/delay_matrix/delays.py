@@ -59,6 +59,7 @@ class Delays:
     least: np.ndarray  # nanoseconds per byte below which it is never slow
     sharers: np.ndarray  # pairs that share its most crowded link
     crowd: np.ndarray  # times as much as usual that its busier end may carry at once
+    flows: np.ndarray  # times as much as it carries itself
     ring: np.ndarray  # rows of one number belong to one channel of one communicator
     rivals: np.ndarray  # of rows of one number, the slowest leads
     follows: np.ndarray  # whether its delay also shows what happens to others of its ring

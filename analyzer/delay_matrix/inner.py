@@ -69,6 +69,7 @@ def judge_inner(
         least=np.zeros(rows.num_rows),
         sharers=np.ones(rows.num_rows),
         crowd=np.ones(rows.num_rows),
+        flows=np.ones(rows.num_rows),
         ring=index.reshape(-1),
         rivals=index.reshape(-1),
         follows=nowhere,

@@ -138,6 +138,7 @@ def _wait_delays(waits: pa.Table, ends: Ends, mine: np.ndarray, absent_ns: np.nd
     follows = ~is_equal(rows["transport"], ACKNOWLEDGED)
     held = np.where(follows, as_floats(rows["recv_gpu_ns"]) + absent_ns[ends.known[mine]], 0.0)
     index, ring = ends.indexes[mine[ends.known]], kinds_of(rows, ("comm", "channel"))
+    crowd, flows = _crowding(rows, ends, index, size / np.maximum(as_floats(rows["operations"]), 1.0))
     return Delays(
         index=index,
         kind=kinds_of(rows, ("transport", "func", "size_class")),
@@ -150,7 +151,8 @@ def _wait_delays(waits: pa.Table, ends: Ends, mine: np.ndarray, absent_ns: np.nd
         error=as_errors(rows) / size,
         least=ends.least_ns_per_byte[index],
         sharers=ends.sharers[index],
-        crowd=_crowding(rows, ends, index, size / np.maximum(as_floats(rows["operations"]), 1.0)),
+        crowd=crowd,
+        flows=flows,
         ring=ring,
         rivals=ring,
         follows=follows,
@@ -161,11 +163,11 @@ def _wait_delays(waits: pa.Table, ends: Ends, mine: np.ndarray, absent_ns: np.nd
     )
 
 
-def _crowding(rows: pa.Table, ends: Ends, index: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Return how many times what is usual for its kind the busier end of each row may carry at once, at least 1.
+def _crowding(rows: pa.Table, ends: Ends, index: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return how many times what is usual for its kind the busier end of each row may carry at once, and its own.
 
     In a tree a host in the middle sends to and receives from more others than a leaf does. Sends and receives of a
-    pipeline are made one after the other.
+    pipeline are made one after the other. Both are at least 1.
     """
     kind = kinds_of(rows, ("func", "size_class"))
     named = [np.asarray(rows[nic].is_valid()) for nic in ("src_nic", "dst_nic")]
@@ -175,10 +177,9 @@ def _crowding(rows: pa.Table, ends: Ends, index: np.ndarray, size: np.ndarray) -
         load = np.bincount(group, weights=size, minlength=len(size))[group]
         loads.append(np.where(has_name | ~named[0].any(), load, 0.0))  # of a host of which others name the NICs
     load = np.maximum(*loads)
-    crowd = np.maximum(load / np.maximum(median_of(load, kind), 1e-9), 1.0)
     is_single = is_equal(rows["func"], "Send") | is_equal(rows["func"], "Recv")
-    result: np.ndarray = np.where(is_single, 1.0, crowd)
-    return result
+    crowd, flows = load / np.maximum(median_of(load, kind), 1e-9), load / np.maximum(size, 1e-9)
+    return np.where(is_single, 1.0, np.maximum(crowd, 1.0)), np.where(is_single, 1.0, np.maximum(flows, 1.0))
 
 
 @dataclass(frozen=True)
@@ -198,6 +199,7 @@ def _transit_delays(moved: pa.Table, ends: Ends, mine: np.ndarray, sort: _Sort, 
     rows, index = moved.filter(pa.array(known)), ends.indexes[mine[ends.known]]
     size = np.maximum(as_floats(rows["bytes"]), 1.0)
     ns_per_byte = np.maximum(took.took_ns[known], 0.0) / size
+    crowd, flows = _crowding(rows, ends, index, size)
     return Delays(
         index=index,
         kind=kinds_of(rows, ("func", "size_class")),
@@ -210,7 +212,8 @@ def _transit_delays(moved: pa.Table, ends: Ends, mine: np.ndarray, sort: _Sort, 
         error=as_errors(rows) / size,
         least=np.maximum(ends.least_ns_per_byte[index] + took.noise_ns[known] / size, took.trifle[known]),
         sharers=ends.sharers[index],
-        crowd=_crowding(rows, ends, index, size),
+        crowd=crowd,
+        flows=flows,
         ring=kinds_of(rows, ("comm", "channel")),
         rivals=kinds_of(rows, ("comm", "channel", "func", "size_class")),  # a byte of each costs something else
         follows=np.ones(rows.num_rows, bool),

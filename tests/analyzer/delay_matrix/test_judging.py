@@ -33,6 +33,7 @@ def judged(
     operations: float | np.ndarray = 100.0,
     kind: int | np.ndarray = 0,
     crowd: float | np.ndarray = 1.0,
+    flows: float | np.ndarray = 1.0,
     least: float | np.ndarray = 0.0,
     error: np.ndarray | None = None,
     follows: bool = False,
@@ -42,7 +43,15 @@ def judged(
     """Return the judgement of one row per wire, all of one kind on InfiniBand, or else on sockets."""
     count = len(ns_per_byte)
     alike = {"kind": kind, "operations": operations, "bytes": 1e9, "least": least, "sharers": sharers, "crowd": crowd}
-    alike |= {"ring": 0, "rivals": 0, "follows": follows, "is_net": False, "decides": False, "is_new": True}
+    alike |= {
+        "flows": flows,
+        "ring": 0,
+        "rivals": 0,
+        "follows": follows,
+        "is_net": False,
+        "decides": False,
+        "is_new": True,
+    }
     delays = Delays(
         **{name: np.full(count, value) for name, value in alike.items()},
         **{name: np.arange(count) for name in ("index", "operation")},
@@ -77,6 +86,16 @@ def test_in_the_middle_of_a_tree_a_byte_takes_longer_until_the_past_says_otherwi
     delay[3], crowd[3] = 1.5, 1.5
     found = [judged(delay, past, crowd=of).slow[3] for past in (None, np.ones(16)) for of in (1.0, crowd)]
     assert [bool(slow) for slow in found] == [True, False, True, True]
+
+
+def test_what_is_held_against_its_link_alone_shares_it_with_all_that_its_end_carries() -> None:
+    """A tree over sockets: most of what is sent waits for nothing, and in the middle five flows leave one NIC."""
+    delay, flows = np.full(16, 0.1), np.ones(16)
+    delay[3], flows[3] = 5.2, 5.0
+    assert judged(delay, least=1.0, follows=True).slow[3]
+    assert not judged(delay, least=1.0, follows=True, flows=flows).slow.any()
+    delay[3] = 20.0
+    assert judged(delay, least=1.0, follows=True, flows=flows).slow.nonzero()[0].tolist() == [3]
 
 
 def test_where_pairs_are_unequal_by_nature_none_is_slow_for_being_the_slowest() -> None:
