@@ -25,7 +25,7 @@ from simulator.scenario import Expectation, list_scenarios
 _QUICK_SEED = 1_001
 _QUICK = ("nic-half-speed", "hang-absent-ib", "healthy")  # a wire, a hang and silence: what half a minute allows
 # What makes results, beside the analyzer and the simulator.
-_MAKERS = tuple(f"benchmarks/accuracy_{name}.py" for name in ("run", "worlds", "faults", "chain", "truth"))
+_MAKERS = tuple(f"benchmarks/accuracy_{name}.py" for name in ("run", "worlds", "faults", "truth"))
 _RUNS_PER_PROCESS = 25  # then a fresh one: the embedded engine keeps what it has allocated
 
 
