@@ -132,8 +132,10 @@ class WebServer(uvicorn.Server):
 
 def _end() -> None:
     """End the process as it is: what was acknowledged is on disk, and the next start goes on from there."""
-    _log.warning("stopped in the midst of work, which goes on at the next start", after_s=LEAVE_S)
-    os._exit(0)
+    try:
+        _log.warning("stopped in the midst of work, which goes on at the next start", after_s=LEAVE_S)
+    finally:  # nobody may read it any more
+        os._exit(0)
 
 
 def serve(

@@ -66,10 +66,12 @@ def _run(settings: Settings, scenario: Scenario | None) -> None:
             out.print(f"Lockstep is up: {scheme_of(settings.api)}://{settings.api.listen}  (Ctrl-C stops it)")
 
         def leave() -> None:
-            err.print("stopping")
-            if demo:
-                demo.close()
-            duties.close()
+            try:
+                err.print("stopping")
+            finally:  # nobody may read it any more: what is printed into a closed pipe ends here
+                if demo:
+                    demo.close()
+                duties.close()
 
         serve(create_app(parts), listener, start, leave, settings.api)
     err.print("stopped; nothing is left running")

@@ -184,6 +184,17 @@ def test_up_without_the_demo_answers_and_stops_on_sigterm(tmp_path: Path) -> Non
     assert running.process.returncode == 0, err
 
 
+@pytest.mark.slow
+def test_demo_ends_although_nobody_reads_what_it_prints(demo: Running) -> None:
+    """The terminal is gone; its collectors were left running, and the process never ended."""
+    eventually(lambda: has_rows(demo))
+    for pipe in (demo.process.stdout, demo.process.stderr):
+        assert pipe is not None
+        pipe.close()
+    demo.process.send_signal(signal.SIGTERM)
+    assert demo.process.wait(LIMIT_S) == 0
+
+
 def is_ready(running: Running) -> bool:
     assert running.process.poll() is None, running.process.communicate()
     with suppress(httpx.TransportError):
