@@ -215,9 +215,8 @@ def _joined(*columns: pa.Array | pa.ChunkedArray) -> pa.Array:
 def _least_ns_per_byte(pairs: tuple[Pair, ...], topology: TopologyIndex | None) -> np.ndarray:
     if topology is None:
         return np.zeros(len(pairs))
-    paths, rates = paths_through(topology), dict[End, float]()
-    for end in {end for pair in pairs for end in (pair.src, pair.dst)}:
-        rates[end] = _end_gbps(end, topology)
+    paths = paths_through(topology)
+    rates = {end: _end_gbps(end, topology) for end in {end for pair in pairs for end in (pair.src, pair.dst)}}
     gbps = [min(rates[pair.src], rates[pair.dst], paths.gbps_of(pair)) for pair in pairs]
     return _NS_PER_BYTE / np.array(gbps, np.float64)
 

@@ -66,9 +66,8 @@ def judge_delays(delays: Delays, past: Past, pairs: int, window_ns: int, options
         # What is held against its link's rate alone shares it with all that its end carries.
         crowd = np.where((alone <= delays.least) & delays.follows, delays.flows, delays.crowd)
         uncrowded = total / sum_of(expected * crowd * weight, delays.index, pairs)
-        held = np.where(
-            has_past, ratio, np.maximum(uncrowded, np.minimum(ratio, 1.0))
-        )  # as fast as usual is not faster
+        against_peers = np.maximum(uncrowded, np.minimum(ratio, 1.0))  # as fast as usual is not faster than usual
+        held = np.where(has_past, ratio, against_peers)
         shared = normal / sum_of(alone * weight, delays.index, pairs)
         is_spacious = sum_of(sharing * weight, delays.index, pairs) < sum_of(weight, delays.index, pairs)
         waited = sum_of(delays.raw_ns_per_byte * weight, delays.index, pairs)
